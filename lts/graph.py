@@ -1,0 +1,215 @@
+"""The traced program as data: nodes that carry a choice, and edges between them.
+
+A program becomes one `OpGraph`. Its *nodes* are of two kinds, and both are described by
+*factors*, the indices of an einsum-like rule `(b, m, k), (b, k, n) -> (b, m, n)`:
+
+- an *op* (contraction, gather, sort, opaque call) computes; its factors may be
+  reductions;
+- a *value* is a group of arrays that elementwise and layout operations tie together
+  (the residual stream; a cache and its updates; a parameter and its slices): they share
+  one layout.
+
+A choice of a node says, for every mesh axis, which one factor it shards, or none. An
+*edge* is an array that passes from one node to another; where the layouts that the two
+ends ask for differ, it is resharded. So the cost of a program is a sum over nodes and
+edges, whatever the program was.
+
+Sizes are those at the traced batch; `batched` factors scale with the serving batch.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+NONE = 0
+"""State of a mesh axis that shards nothing; factor `i` is state `i + 1`."""
+
+
+class NodeKind(StrEnum):
+    """What a node is; arguments are values that the caller passes in."""
+
+    OP = "op"
+    ACTIVATION = "activation"
+    INPUT = "input"
+    PARAMETER = "parameter"
+    CACHE = "cache"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Factor:
+    """One index of a node.
+
+    Attributes:
+      name: name of the class; unique inside its node.
+      size: extent at the traced batch.
+      units: the number of ways that it is sharded must divide this (heads, not
+        elements, where a reshape splits the dim).
+      batched: whether the size scales with the serving batch.
+      reduction: summed over by an op, so that sharding it leaves partial sums.
+      label: class of factors that are tied through the program; equal labels mean
+        the same index of the model (heads, feed-forward, ...).
+    """
+
+    name: str
+    size: int
+    units: int
+    batched: bool = False
+    reduction: bool = False
+    label: int = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Array:
+    """Extent of an array: its elements at the traced batch, how they are sharded.
+
+    Attributes:
+      shape: global shape at the traced batch.
+      itemsize: bytes per element.
+      batch_power: 1 if the number of elements scales with the batch, else 0.
+    """
+
+    shape: tuple[int, ...]
+    itemsize: float
+    batch_power: int = 0
+
+    @property
+    def nbytes(self) -> float:
+        """Bytes of the whole array at the traced batch."""
+        size = self.itemsize
+        for extent in self.shape:
+            size *= extent
+        return size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operand:
+    """An operand or result of an op: its array and the factor behind every dim.
+
+    `factors[i]` is the index of the op's factor on dim `i`, or None.
+    """
+
+    array: Array
+    factors: tuple[int | None, ...]
+    value: int
+    streamed: bool = True  # False: stays in registers of a fused kernel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """Elementwise work inside a value: arrays read and written by one fused loop.
+
+    Each entry is an array and, per dim, the factor of the value that lies on it.
+    """
+
+    arrays: tuple[tuple[Array, tuple[int | None, ...]], ...]
+    trips: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reduction:
+    """A reduction inside a value: sharding a reduced factor costs an all-reduce.
+
+    `array` is the result; `factors` its dims' factors; `reduced` the factors summed.
+    """
+
+    array: Array
+    factors: tuple[int | None, ...]
+    reduced: tuple[int, ...]
+    trips: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leaf:
+    """An argument or result of the program that belongs to a value.
+
+    `factors[i]` is the value's factor on dim `i` of the leaf, or None.
+    """
+
+    path: str
+    array: Array
+    factors: tuple[int | None, ...]
+    is_output: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """A node: an op, or a value (a group of arrays with one layout)."""
+
+    index: int
+    name: str
+    kind: NodeKind
+    factors: tuple[Factor, ...]
+    trips: int = 1
+    primitive: str = ""
+    dtype: str = "float32"  # of the arithmetic of an op
+    flops: float = 0.0  # of one execution at the traced batch
+    operands: tuple[Operand, ...] = ()
+    results: tuple[Operand, ...] = ()
+    kernels: tuple[Kernel, ...] = ()
+    reductions: tuple[Reduction, ...] = ()
+    leaves: tuple[Leaf, ...] = ()
+    array: Array | None = None  # of a value: its largest member
+    array_factors: tuple[int | None, ...] = ()
+    source: str = ""  # file:line in the user's code
+
+    @property
+    def is_op(self) -> bool:
+        """Whether the node computes (else it is a value)."""
+        return self.kind is NodeKind.OP
+
+
+@dataclass(frozen=True, kw_only=True)
+class Edge:
+    """An array that passes from node `source` to node `target`.
+
+    `source_factors[i]` is the factor of the source on dim `i` of the array, or None;
+    `target_factors` likewise. Reduction factors of the source lie on no dim: sharding
+    one makes the array a partial sum. `tensor` is equal for edges that carry the same
+    array, so that equal reshards of it are counted once.
+    """
+
+    source: int
+    target: int
+    array: Array
+    source_factors: tuple[int | None, ...]
+    target_factors: tuple[int | None, ...]
+    tensor: int
+    trips: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpGraph:
+    """A traced program: nodes, edges, and what no node carries."""
+
+    nodes: tuple[Node, ...]
+    edges: tuple[Edge, ...]
+    groups: tuple[tuple[str, tuple[int, ...]], ...]  # name, ops that share roles
+    hub_labels: frozenset[int] = frozenset()  # labels of the residual stream
+    replicated_bytes: float = 0.0  # traffic of work that depends on no shardable array
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def ops(self) -> tuple[Node, ...]:
+        """Nodes that compute, in program order."""
+        return tuple(node for node in self.nodes if node.is_op)
+
+    @property
+    def values(self) -> tuple[Node, ...]:
+        """Nodes that are values, in order of first appearance."""
+        return tuple(node for node in self.nodes if not node.is_op)
+
+    @property
+    def flops(self) -> float:
+        """Arithmetic of all ops, regions times their trips, at the traced batch."""
+        return sum(node.flops * node.trips for node in self.ops)
+
+    def node(self, name: str) -> Node:
+        """The node called `name`.
+
+        Raises:
+          KeyError: if there is none; the message lists the names.
+        """
+        for node in self.nodes:
+            if node.name == name:
+                return node
+        known = ", ".join(node.name for node in self.nodes)
+        raise KeyError(f"no node {name!r} in the graph; it has: {known}")

@@ -1,0 +1,141 @@
+"""Tracing: a JAX function and its abstract arguments to an `OpGraph`.
+
+`flatten.py` inlines the jaxpr, `follow.py` and `decide.py` hold one rule per primitive,
+`groups.py` ties arrays together, `build.py` and `finish.py` are the two passes, and
+`labels.py` names factors and groups ops. Nothing is allocated or run.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.tree_util import keystr
+
+from lts.graph import NodeKind, OpGraph
+from lts.tracing.build import Argument, draft_of
+from lts.tracing.decide import UnsupportedOpError, register_rule
+from lts.tracing.finish import Finisher
+from lts.tracing.flatten import Equation, flatten
+from lts.tracing.labels import link_phases
+
+__all__ = [
+    "Traced",
+    "UnsupportedOpError",
+    "link_phases",
+    "register_rule",
+    "trace",
+    "trace_program",
+]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Traced:
+    """A graph with the jaxpr it came from, and where every equation went.
+
+    Attributes:
+      graph: the graph; factors are named by `link_phases`.
+      closed: the closed jaxpr.
+      places: where arrays and ops of the flat program stand in the graph.
+      equations: flat equations by path; pseudo-equations left out.
+      in_paths, out_paths: path of every flat argument and result.
+      out_tree: tree of the result.
+    """
+
+    graph: OpGraph
+    closed: Any
+    places: Finisher
+    equations: Mapping[tuple, Equation]
+    in_paths: tuple[str, ...]
+    out_paths: tuple[str, ...]
+    out_tree: Any
+
+
+def path_name(path: Sequence[Any], names: Sequence[str] = ()) -> str:
+    """`params/layers/gate` for a key path; positions are replaced by `names`."""
+    parts = [keystr((part,), simple=True) for part in path]
+    if parts and names and parts[0].isdigit() and int(parts[0]) < len(names):
+        parts[0] = names[int(parts[0])]
+    return "/".join(parts)
+
+
+def trace_program(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    names: Sequence[str] = (),
+    kinds: Callable[[str], NodeKind] | None = None,
+    batch_dims: Mapping[str, tuple[int, ...]] | None = None,
+    on_unknown: str = "error",
+) -> Traced:
+    """Trace a function; factors of the graph are not yet named.
+
+    Args:
+      function: any function that jax can trace.
+      args, kwargs: arrays or `jax.ShapeDtypeStruct`s (pytrees of them).
+      names: a name per positional argument, for paths; else its position.
+      kinds: what an argument is, from its path; default: all are inputs.
+      batch_dims: per path, the dims whose extent is the serving batch.
+      on_unknown: "error", or "replicate" for primitives without a rule.
+
+    Raises:
+      UnsupportedOpError: for a primitive without a rule, unless replicated.
+      ValueError: if `on_unknown` is neither.
+    """
+    if on_unknown not in ("error", "replicate"):
+        raise ValueError(f"on_unknown is {on_unknown!r}; use 'error' or 'replicate'")
+    kwargs = dict(kwargs or {})
+    closed, out_shape = jax.make_jaxpr(function, return_shape=True)(*args, **kwargs)
+    in_paths = argument_paths(args, kwargs, names)
+    flat_out, out_tree = jax.tree_util.tree_flatten_with_path(out_shape)
+    out_paths = ["/".join(("out", path_name(path))) for path, _ in flat_out]
+    out_paths = [path.rstrip("/") for path in out_paths]
+    arguments = [
+        Argument(
+            path=path,
+            kind=kinds(path) if kinds is not None else NodeKind.INPUT,
+            batch_dims=(batch_dims or {}).get(path, ()),
+        )
+        for path in in_paths
+    ]
+    program = flatten(closed)
+    draft = draft_of(program, arguments, out_paths, on_unknown)
+    places = Finisher(draft)
+    return Traced(
+        graph=places.graph(),
+        closed=closed,
+        places=places,
+        equations={eq.path: eq for eq in program.equations if eq.primitive != "link"},
+        in_paths=tuple(in_paths),
+        out_paths=tuple(out_paths),
+        out_tree=out_tree,
+    )
+
+
+def argument_paths(
+    args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str] = ()
+) -> list[str]:
+    """Path of every leaf of the arguments, in the order of the flat program."""
+    positional, _ = jax.tree_util.tree_flatten_with_path(tuple(args))
+    keyword, _ = jax.tree_util.tree_flatten_with_path(dict(kwargs))
+    return [path_name(path, names) for path, _ in positional] + [
+        path_name(path) for path, _ in keyword
+    ]
+
+
+def trace(function: Callable[..., Any], *args: Any, **kwargs: Any) -> OpGraph:
+    """The `OpGraph` of a function; arguments may be arrays or `ShapeDtypeStruct`s.
+
+    >>> import jax
+    >>> x = jax.ShapeDtypeStruct((8, 16), "float32")
+    >>> w = jax.ShapeDtypeStruct((16, 32), "float32")
+    >>> graph = trace(lambda x, w: jax.nn.relu(x @ w), x, w)
+    >>> [factor.size for factor in graph.ops[0].factors]
+    [16, 8, 32]
+
+    Raises:
+      UnsupportedOpError: for a primitive without a rule.
+    """
+    traced = trace_program(function, args, kwargs)
+    return link_phases({"step": traced.graph})["step"]

@@ -1,0 +1,461 @@
+"""Second pass of tracing: groups of arrays to values, dim classes to factors.
+
+What comes out is the `OpGraph`: nodes (ops, then values), edges between them, the
+elementwise kernels and reductions inside values, and groups of ops that share roles.
+Factors are named by `lts.tracing.labels`.
+"""
+
+import dataclasses
+import math
+from collections import defaultdict
+
+from lts.graph import (
+    Array,
+    Edge,
+    Factor,
+    Kernel,
+    Leaf,
+    Node,
+    NodeKind,
+    OpGraph,
+    Operand,
+    Reduction,
+)
+from lts.tracing.build import Decision, Draft, members
+from lts.tracing.flatten import Equation, Tensor
+from lts.tracing.follow import FOLLOW, is_reduction
+
+SILENT = frozenset(
+    "convert_element_type copy copy_p stop_gradient sharding_constraint".split()
+)
+"""Elementwise primitives that always melt into a neighbouring kernel."""
+
+PRECEDENCE = (NodeKind.CACHE, NodeKind.PARAMETER, NodeKind.INPUT)
+
+
+class _UnionFind:
+    def __init__(self) -> None:
+        self.parent: dict = {}
+
+    def find(self, key):
+        self.parent.setdefault(key, key)
+        while self.parent[key] != key:
+            self.parent[key] = self.parent[self.parent[key]]
+            key = self.parent[key]
+        return key
+
+    def union(self, a, b) -> None:
+        self.parent[self.find(a)] = self.find(b)
+
+
+class Finisher:
+    """Builds the graph; keeps where every tensor went, for `apply`."""
+
+    def __init__(self, draft: Draft) -> None:
+        self.draft = draft
+        self.groups = draft.groups
+        self._block_self_crossings()
+        self.tensors = sorted(
+            members(draft).items(), key=lambda item: min(t.index for t in item[1])
+        )
+        self.num_ops = len(draft.decisions)
+        self.value_of = {
+            root: self.num_ops + i for i, (root, _) in enumerate(self.tensors)
+        }
+        self.value_factors: dict[int, list[tuple[int, int]]] = {}
+        for root, tensors in self.tensors:
+            self.value_factors[self.value_of[root]] = self._classes(tensors)
+        self.op_factors = [self._op_factors(d) for d in draft.decisions]
+        self.labels, self.batched = self._labels()
+
+    def _block_self_crossings(self) -> None:
+        kept = []
+        for crossing in self.draft.crossings:
+            source, target = crossing.source, crossing.target
+            if self.groups.group(source) != self.groups.group(target):
+                kept.append(crossing)
+                continue
+            for i, j in enumerate(crossing.dims):  # one layout cannot be two
+                if j is None or self.groups.dim(source, i) == self.groups.dim(
+                    target, j
+                ):
+                    continue
+                self.groups.block(source, (i,))
+                self.groups.block(target, (j,))
+        self.draft.crossings = kept
+
+    def _classes(self, tensors: list[Tensor]) -> list[tuple[int, int]]:
+        found: dict[tuple[int, int], None] = {}
+        for tensor in sorted(tensors, key=lambda t: -_size(t)):
+            for dim, extent in enumerate(tensor.shape):
+                root = self.groups.dim(tensor, dim)
+                if extent > 1 and not self.groups.is_blocked(root):
+                    found.setdefault(root)
+        return list(found)
+
+    def node_of(self, tensor: Tensor) -> int | None:
+        """Index of the value that a tensor belongs to; None if it has no layout."""
+        if tensor.is_local or tensor.index in self.draft.absorbed:
+            return None
+        return self.value_of[self.groups.group(tensor)]
+
+    def factors_of(self, tensor: Tensor) -> tuple[int | None, ...]:
+        """Per dim of a tensor, the factor of its value, or None."""
+        node = self.node_of(tensor)
+        if node is None:
+            return (None,) * len(tensor.shape)
+        order = {root: i for i, root in enumerate(self.value_factors[node])}
+        return tuple(
+            order.get(self.groups.dim(tensor, dim)) if extent > 1 else None
+            for dim, extent in enumerate(tensor.shape)
+        )
+
+    def _op_arrays(self, decision: Decision):
+        eq, rule = decision.equation, decision.rule
+        yield from zip(eq.ins, rule.operands, strict=True)
+        yield from zip(eq.outs, rule.results, strict=True)
+
+    def _op_factors(self, decision: Decision) -> list[int]:
+        """Numbers of the rule's factors that may be sharded, in order."""
+        rule = decision.rule
+        legal = {i for i, n in enumerate(rule.sizes) if n > 1} - rule.blocked
+        for tensor, dims in self._op_arrays(decision):
+            if tensor.is_local:
+                continue
+            for factor, own in zip(dims, self.factors_of(tensor), strict=True):
+                if factor is not None and own is None:
+                    legal.discard(factor)
+        return sorted(legal)
+
+    def _labels(self) -> tuple[_UnionFind, set]:
+        labels = _UnionFind()
+        for number, decision in enumerate(self.draft.decisions):
+            for tensor, dims in self._op_arrays(decision):
+                if tensor.is_local:
+                    continue
+                for dim, factor in enumerate(dims):
+                    if factor is not None and tensor.shape[dim] > 1:
+                        root = self.groups.dim(tensor, dim)
+                        labels.union(("op", number, factor), root)
+        for crossing in self.draft.crossings:
+            for i, j in enumerate(crossing.dims):
+                if j is not None:
+                    labels.union(
+                        self.groups.dim(crossing.source, i),
+                        self.groups.dim(crossing.target, j),
+                    )
+        batched = set()
+        for tensor, argument in zip(
+            self.draft.program.arguments, self.draft.arguments, strict=True
+        ):
+            for dim in argument.batch_dims:
+                batched.add(labels.find(self.groups.dim(tensor, dim)))
+        return labels, batched
+
+    def array(self, tensor: Tensor) -> Array:
+        """The extent of a tensor."""
+        power = 0
+        if not tensor.is_local:
+            power = sum(
+                self.labels.find(self.groups.dim(tensor, dim)) in self.batched
+                for dim in range(len(tensor.shape))
+            )
+        return Array(
+            shape=tensor.shape, itemsize=tensor.itemsize, batch_power=min(power, 1)
+        )
+
+    def graph(self) -> OpGraph:
+        """The finished graph, factors not yet named."""
+        label_numbers: dict = {}
+
+        def label(key) -> int:
+            root = self.labels.find(key)
+            return label_numbers.setdefault(root, len(label_numbers))
+
+        ops = [self._op(i, d, label) for i, d in enumerate(self.draft.decisions)]
+        values = [self._value(root, tensors, label) for root, tensors in self.tensors]
+        nodes = self._fuse([*ops, *values])
+        return OpGraph(
+            nodes=tuple(nodes),
+            edges=tuple(self._edges()),
+            groups=(),
+            replicated_bytes=self.draft.replicated_bytes,
+            notes=tuple(self.draft.notes),
+        )
+
+    def _op(self, index: int, decision: Decision, label) -> Node:
+        eq, rule = decision.equation, decision.rule
+        numbers = self.op_factors[index]
+        units: dict[int, int] = {n: rule.sizes[n] for n in numbers}
+        for tensor, dims in self._op_arrays(decision):
+            for dim, factor in enumerate(dims):
+                if factor in units and not tensor.is_local:
+                    own = self.groups.units(self.groups.dim(tensor, dim))
+                    units[factor] = math.gcd(units[factor], own)
+        reductions = rule.reductions()
+        factors = tuple(
+            Factor(
+                name="",
+                size=rule.sizes[n],
+                units=units[n],
+                batched=self.labels.find(("op", index, n)) in self.batched,
+                reduction=n in reductions,
+                label=label(("op", index, n)),
+            )
+            for n in numbers
+        )
+        place = {n: i for i, n in enumerate(numbers)}
+
+        def operand(tensor: Tensor, dims) -> Operand:
+            node = self.node_of(tensor)
+            return Operand(
+                array=self.array(tensor),
+                factors=tuple(place.get(f) if f is not None else None for f in dims),
+                value=-1 if node is None else node,
+            )
+
+        return Node(
+            index=index,
+            name=decision.name,
+            kind=NodeKind.OP,
+            factors=factors,
+            trips=eq.trips,
+            primitive=eq.primitive,
+            dtype=str(eq.ins[0].dtype),
+            flops=rule.flops,
+            operands=tuple(map(operand, eq.ins, rule.operands)),
+            results=tuple(map(operand, eq.outs, rule.results)),
+            source=eq.source,
+        )
+
+    def _value(self, root: int, tensors: list[Tensor], label) -> Node:
+        index = self.value_of[root]
+        largest = max(tensors, key=lambda t: (_size(t), -t.index))
+        sizes = {}
+        for tensor in tensors:
+            for dim, extent in enumerate(tensor.shape):
+                sizes.setdefault(self.groups.dim(tensor, dim), extent)
+        factors = tuple(
+            Factor(
+                name="",
+                size=sizes[key],
+                units=self.groups.units(key),
+                batched=self.labels.find(key) in self.batched,
+                label=label(key),
+            )
+            for key in self.value_factors[index]
+        )
+        leaves, kinds = self._leaves(index)
+        kind = next((k for k in PRECEDENCE if k in kinds), NodeKind.ACTIVATION)
+        return Node(
+            index=index,
+            name=self._value_name(tensors, leaves),
+            kind=kind,
+            factors=factors,
+            leaves=tuple(leaves),
+            kernels=tuple(self.kernels[index]),
+            reductions=tuple(
+                self._reduction(eq, dims)
+                for eq, dims in self.draft.reductions
+                if self.node_of(eq.ins[0]) == index
+            ),
+            array=self.array(largest),
+            array_factors=self.factors_of(largest),
+        )
+
+    def _leaves(self, index: int) -> tuple[list[Leaf], set[NodeKind]]:
+        draft, leaves, kinds = self.draft, [], set()
+        for tensor, argument in zip(
+            draft.program.arguments, draft.arguments, strict=True
+        ):
+            if self.node_of(tensor) == index:
+                kinds.add(argument.kind)
+                leaves.append(self._leaf(tensor, argument.path, False))
+        for tensor, path in zip(draft.program.results, draft.result_paths, strict=True):
+            if self.node_of(tensor) == index:
+                leaves.append(self._leaf(tensor, path, True))
+        return leaves, kinds
+
+    def _leaf(self, tensor: Tensor, path: str, is_output: bool) -> Leaf:
+        return Leaf(
+            path=path,
+            array=self.array(tensor),
+            factors=self.factors_of(tensor),
+            is_output=is_output,
+        )
+
+    def _value_name(self, tensors: list[Tensor], leaves: list[Leaf]) -> str:
+        for leaf in leaves:
+            if not leaf.is_output:
+                return leaf.path
+        inside = {tensor.index for tensor in tensors}
+        for decision in self.draft.decisions:
+            for number, out in enumerate(decision.equation.outs):
+                if out.index in inside:
+                    return f"{decision.name}:{number}" if number else decision.name + ":"
+        for leaf in leaves:
+            return leaf.path
+        for eq in self.draft.follows:
+            if eq.outs[0].index in inside:
+                return f"{eq.name or eq.source} {eq.primitive}@{min(inside)}"
+        return f"value@{min(inside)}"
+
+    def _reduction(self, eq: Equation, dims: tuple[int, ...]) -> Reduction:
+        own = self.factors_of(eq.ins[0])
+        return Reduction(
+            array=self.array(eq.outs[0]),
+            factors=self.factors_of(eq.outs[0]),
+            reduced=tuple(f for f in (own[dim] for dim in dims) if f is not None),
+            trips=eq.trips,
+        )
+
+    @property
+    def kernels(self) -> dict[int, list[Kernel]]:
+        """Elementwise kernels by value: connected follow equations, fused."""
+        if not hasattr(self, "_kernels"):
+            self._kernels = self._find_kernels()
+        return self._kernels
+
+    def _find_kernels(self) -> dict[int, list[Kernel]]:
+        follows = [eq for eq in self.draft.follows if eq.primitive != "link"]
+        owner = {out.index: i for i, eq in enumerate(follows) for out in eq.outs}
+        parts = _UnionFind()
+        readers: dict[int, set[int]] = defaultdict(set)
+        for i, eq in enumerate(follows):
+            for tensor in eq.ins:
+                readers[tensor.index].add(i)
+                if tensor.index in owner:
+                    parts.union(i, owner[tensor.index])
+        inside = {id(eq) for eq in follows}
+        exposed = {tensor.index for tensor in self.draft.program.results}
+        for eq in self.draft.program.equations:
+            if id(eq) not in inside:
+                exposed.update(tensor.index for tensor in eq.ins)
+        found: dict[int, list[Kernel]] = defaultdict(list)
+        by_part: dict[int, list[Equation]] = defaultdict(list)
+        for i, eq in enumerate(follows):
+            by_part[parts.find(i)].append(eq)
+        for equations in by_part.values():
+            if not any(_computes(eq) for eq in equations):
+                continue
+            arrays: dict[int, Tensor] = {}
+            for eq in equations:
+                for tensor in eq.ins:
+                    if tensor.index not in owner:
+                        arrays[tensor.index] = tensor
+                for tensor in eq.outs:
+                    if tensor.index in exposed:
+                        arrays[tensor.index] = tensor
+            by_value: dict[int, list[Tensor]] = defaultdict(list)
+            for tensor in arrays.values():
+                node = self.node_of(tensor)
+                if node is not None:
+                    by_value[node].append(tensor)
+            for node, tensors in by_value.items():
+                found[node].append(self._kernel(tensors, equations[0].trips))
+        for eq in self.draft.updates:
+            node, update = self.node_of(eq.outs[0]), eq.ins[1]
+            if node is not None:
+                found[node].append(self._kernel([update, update], eq.trips))
+        return found
+
+    def _kernel(self, tensors: list[Tensor], trips: int) -> Kernel:
+        return Kernel(
+            arrays=tuple((self.array(t), self.factors_of(t)) for t in tensors),
+            trips=trips,
+        )
+
+    def _edges(self):
+        for number, decision in enumerate(self.draft.decisions):
+            eq, rule = decision.equation, decision.rule
+            place = {n: i for i, n in enumerate(self.op_factors[number])}
+
+            def own(dims, place=place):
+                return tuple(place.get(f) if f is not None else None for f in dims)
+
+            for tensor, dims in zip(eq.ins, rule.operands, strict=True):
+                node = self.node_of(tensor)
+                if node is not None:
+                    ends = (node, number, self.factors_of(tensor), own(dims))
+                    yield self._edge(tensor, *ends, eq.trips)
+            for tensor, dims in zip(eq.outs, rule.results, strict=True):
+                node = self.node_of(tensor)
+                if node is not None:
+                    ends = (number, node, own(dims), self.factors_of(tensor))
+                    yield self._edge(tensor, *ends, eq.trips)
+        for crossing in self.draft.crossings:
+            source = self.node_of(crossing.source)
+            target = self.node_of(crossing.target)
+            if source is None or target is None:
+                continue
+            there = self.factors_of(crossing.target)
+            dims = tuple(None if j is None else there[j] for j in crossing.dims)
+            here = self.factors_of(crossing.source)
+            yield self._edge(
+                crossing.source, source, target, here, dims, crossing.trips
+            )
+
+    def _edge(self, tensor: Tensor, source, target, here, there, trips) -> Edge:
+        return Edge(
+            source=source,
+            target=target,
+            array=self.array(tensor),
+            source_factors=here,
+            target_factors=there,
+            tensor=tensor.index,
+            trips=trips,
+        )
+
+    def _fuse(self, nodes: list[Node]) -> list[Node]:
+        """Keep attention scores in registers, as fused attention kernels do.
+
+        The pattern: an array that one contraction writes and one reads, reduced in
+        between (softmax) along the index that the reader sums over.
+        """
+        writers: dict[int, list[int]] = defaultdict(list)
+        readers: dict[int, list[int]] = defaultdict(list)
+        for node in nodes[: self.num_ops]:
+            for result in node.results:
+                writers[result.value].append(node.index)
+            for operand in node.operands:
+                readers[operand.value].append(node.index)
+        for value in nodes[self.num_ops :]:
+            wrote, read = writers[value.index], readers[value.index]
+            if len(wrote) != 1 or len(read) != 1 or value.leaves:
+                continue
+            writer, reader = nodes[wrote[0]], nodes[read[0]]
+            summed = {f.label for f in reader.factors if f.reduction}
+            reduced = {
+                value.factors[f].label for r in value.reductions for f in r.reduced
+            }
+            if not reduced & summed or "dot_general" not in writer.primitive:
+                continue
+            nodes[value.index] = dataclasses.replace(value, kernels=())
+            nodes[writer.index] = dataclasses.replace(
+                writer, results=_unstreamed(writer.results, value.index)
+            )
+            nodes[reader.index] = dataclasses.replace(
+                nodes[reader.index],
+                operands=_unstreamed(nodes[reader.index].operands, value.index),
+            )
+        return nodes
+
+
+def _unstreamed(operands: tuple[Operand, ...], value: int) -> tuple[Operand, ...]:
+    return tuple(
+        dataclasses.replace(o, streamed=False) if o.value == value else o
+        for o in operands
+    )
+
+
+def _computes(eq: Equation) -> bool:
+    if eq.primitive in SILENT:
+        return False
+    return is_reduction(eq.primitive) or FOLLOW[eq.primitive](eq).computes
+
+
+def _size(tensor: Tensor) -> int:
+    size = 1
+    for extent in tensor.shape:
+        size *= extent
+    return size

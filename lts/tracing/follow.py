@@ -1,0 +1,198 @@
+"""Rules of operations that follow: they compute or move, but carry no choice.
+
+A follow rule says which dim of each operand is which dim of the result, which dims
+cannot be sharded through the operation (`blocked`), and which are reduced. One rule per
+primitive, in the dict `FOLLOW`; the elementwise ones share one rule.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from lts.tracing.flatten import Equation
+
+Pairs = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Follow:
+    """What a follow rule says of one equation.
+
+    Attributes:
+      pairs: per operand, (dim of operand, dim of result) that are the same index.
+      blocked_in: per operand, dims that must not be sharded.
+      blocked_out: dims of the result that must not be sharded.
+      units: per pair of operand 0 with a coarser granularity: (dim in, units).
+      reduced: dims of operand 0 that are summed (or maximised, ...) over.
+      computes: whether arithmetic or traffic of its own is due.
+    """
+
+    pairs: tuple[Pairs, ...]
+    blocked_in: tuple[tuple[int, ...], ...] = ()
+    blocked_out: tuple[int, ...] = ()
+    units: tuple[tuple[int, int], ...] = ()
+    reduced: tuple[int, ...] = ()
+    computes: bool = True
+
+
+Rule = Callable[[Equation], Follow]
+
+ELEMENTWISE = frozenset(
+    """abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e
+    cbrt ceil clamp clz complex conj convert_element_type copy copy_p cos cosh digamma
+    div eq erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igammac imag integer_pow
+    is_finite le lgamma log log1p logistic lt max min mul nan_to_num ne neg nextafter
+    not optimization_barrier or polygamma population_count pow real reduce_precision rem
+    round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin
+    sinh sqrt square stop_gradient sub tan tanh xor zeta sharding_constraint
+    pcast pvary""".split()
+)
+REDUCTIONS = frozenset(
+    """argmax argmin reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum
+    reduce_xor""".split()
+)
+CUMULATIVE = frozenset("cumsum cumprod cummax cummin cumlogsumexp".split())
+
+
+def _identity(rank: int, without: tuple[int, ...] = ()) -> Pairs:
+    return tuple((i, i) for i in range(rank) if i not in without)
+
+
+def _elementwise(eq: Equation) -> Follow:
+    rank = len(eq.outs[0].shape)
+    pairs = tuple(
+        _identity(rank) if len(operand.shape) == rank else () for operand in eq.ins
+    )
+    return Follow(pairs=pairs)
+
+
+def _link(eq: Equation) -> Follow:
+    ins, outs = eq.ins[0].shape, eq.outs[0].shape
+    used_in = {i for i, _ in eq.links}
+    used_out = {j for _, j in eq.links}
+    return Follow(
+        pairs=(eq.links,),
+        blocked_in=(tuple(i for i in range(len(ins)) if i not in used_in),),
+        blocked_out=tuple(j for j in range(len(outs)) if j not in used_out),
+        computes=False,
+    )
+
+
+def _broadcast(eq: Equation) -> Follow:
+    dims = eq.params["broadcast_dimensions"]
+    shape, out = eq.ins[0].shape, eq.outs[0].shape
+    pairs = tuple((i, j) for i, j in enumerate(dims) if shape[i] == out[j])
+    return Follow(pairs=(pairs,), computes=False)
+
+
+def _reduction(eq: Equation) -> Follow:
+    reduced = tuple(int(axis) for axis in eq.params["axes"])
+    kept = [i for i in range(len(eq.ins[0].shape)) if i not in reduced]
+    pairs = tuple((i, j) for j, i in enumerate(kept))
+    return Follow(pairs=(pairs,) * len(eq.ins), reduced=reduced)
+
+
+def _transpose(eq: Equation) -> Follow:
+    pairs = tuple((i, j) for j, i in enumerate(eq.params["permutation"]))
+    return Follow(pairs=(pairs,), computes=False)
+
+
+def _reshape(eq: Equation) -> Follow:
+    """Split and merge of dims: the major part of each group follows the whole.
+
+    Dims of extent 1 are skipped. `12 -> (4, 3)` ties 12 to 4, in units of 4, and blocks
+    3, whose shards no sharding of 12 can express; a merge is the same, read backwards.
+    """
+    ins = [(i, n) for i, n in enumerate(eq.ins[0].shape) if n != 1]
+    outs = [(j, n) for j, n in enumerate(eq.outs[0].shape) if n != 1]
+    pairs, units, blocked_in, blocked_out = [], [], [], []
+    while ins and outs:
+        group_in, group_out = [ins.pop(0)], [outs.pop(0)]
+        size_in, size_out = group_in[0][1], group_out[0][1]
+        while size_in != size_out:
+            if size_in < size_out:
+                group_in.append(ins.pop(0))
+                size_in *= group_in[-1][1]
+            else:
+                group_out.append(outs.pop(0))
+                size_out *= group_out[-1][1]
+        (i, n), (j, m) = group_in[0], group_out[0]
+        if math.gcd(n, m) > 1:
+            pairs.append((i, j))
+            units.append((i, math.gcd(n, m)))
+        else:
+            blocked_in.append(i)
+            blocked_out.append(j)
+        blocked_in += [dim for dim, _ in group_in[1:]]
+        blocked_out += [dim for dim, _ in group_out[1:]]
+    return Follow(
+        pairs=(tuple(pairs),),
+        blocked_in=(tuple(blocked_in),),
+        blocked_out=tuple(blocked_out),
+        units=tuple(units),
+        computes=False,
+    )
+
+
+def _same_size_dims(eq: Equation) -> Follow:
+    """Slices, pads, reversals: a dim whose extent changes is blocked."""
+    shape, out = eq.ins[0].shape, eq.outs[0].shape
+    changed = tuple(i for i, (n, m) in enumerate(zip(shape, out, strict=True)) if n != m)
+    changed += tuple(eq.params.get("dimensions", ())) if eq.primitive == "rev" else ()
+    rest = ((),) * (len(eq.ins) - 1)
+    return Follow(
+        pairs=(_identity(len(shape), changed), *rest),
+        blocked_in=(changed, *rest),
+        blocked_out=changed,
+        computes=eq.primitive == "pad",
+    )
+
+
+def _along_dim(parameter: str) -> Rule:
+    """Operations that mix one dim (concatenate, split, cumulative): it is blocked."""
+
+    def rule(eq: Equation) -> Follow:
+        dim = int(eq.params[parameter])
+        rank = len(eq.ins[0].shape)
+        return Follow(
+            pairs=(_identity(rank, (dim,)),) * len(eq.ins),
+            blocked_in=((dim,),) * len(eq.ins),
+            blocked_out=(dim,),
+        )
+
+    return rule
+
+
+FOLLOW: dict[str, Rule] = {
+    **dict.fromkeys(ELEMENTWISE, _elementwise),
+    **dict.fromkeys(REDUCTIONS, _reduction),
+    **dict.fromkeys(CUMULATIVE, _along_dim("axis")),
+    "link": _link,
+    "broadcast_in_dim": _broadcast,
+    "transpose": _transpose,
+    "reshape": _reshape,
+    "squeeze": _reshape,
+    "expand_dims": _reshape,
+    "slice": _same_size_dims,
+    "dynamic_slice": _same_size_dims,
+    "pad": _same_size_dims,
+    "rev": _same_size_dims,
+    "concatenate": _along_dim("dimension"),
+    "split": _along_dim("axis"),
+}
+
+
+def is_reduction(primitive: str) -> bool:
+    """Whether a primitive is a reduction that follows its operand."""
+    return primitive in REDUCTIONS
+
+
+def units_of(follow: Follow, dim: int) -> int | None:
+    """Granularity that the rule asks of a dim of operand 0, or None."""
+    return dict(follow.units).get(dim)
+
+
+def blocked_dims(follow: Follow, operand: int) -> tuple[Any, ...]:
+    """Dims of an operand that the rule blocks."""
+    return follow.blocked_in[operand] if operand < len(follow.blocked_in) else ()
