@@ -88,8 +88,11 @@ class _Builder:
             self.groups.add(argument)
         for eq in self.draft.program.equations:
             if all(tensor.is_local for tensor in (*eq.ins, *eq.outs)):
-                nbytes = sum(t.itemsize * _size(t.shape) for t in eq.outs)
-                self.draft.replicated_bytes += nbytes * eq.trips
+                # Follow operations on local arrays melt into the kernel that reads them.
+                if eq.primitive not in FOLLOW and eq.primitive != "iota":
+                    arrays = (*eq.ins, *eq.outs)
+                    nbytes = sum(t.itemsize * _size(t.shape) for t in arrays)
+                    self.draft.replicated_bytes += nbytes * eq.trips
                 continue
             for out in eq.outs:
                 self.groups.add(out)
@@ -215,7 +218,7 @@ class _Builder:
                 self.groups.block(operand, blocked_dims(rule, number))
                 if not pairs:
                     continue
-                if not self.groups.unify(operand, out, pairs):
+                if rule.cuts or not self.groups.unify(operand, out, pairs):
                     dims: list[int | None] = [None] * len(out.shape)
                     for i, j in pairs:
                         dims[j] = i

@@ -346,18 +346,23 @@ class Finisher:
                 for tensor in eq.outs:
                     if tensor.index in exposed:
                         arrays[tensor.index] = tensor
-            by_value: dict[int, list[Tensor]] = defaultdict(list)
-            for tensor in arrays.values():
-                node = self.node_of(tensor)
-                if node is not None:
-                    by_value[node].append(tensor)
-            for node, tensors in by_value.items():
-                found[node].append(self._kernel(tensors, equations[0].trips))
+            tensors = [t for t in arrays.values() if self.node_of(t) is not None]
+            if tensors:
+                node, main = self._main_value(tensors)
+                found[node].append(self._kernel(main, equations[0].trips))
         for eq in self.draft.updates:
             node, update = self.node_of(eq.outs[0]), eq.ins[1]
             if node is not None:
                 found[node].append(self._kernel([update, update], eq.trips))
         return found
+
+    def _main_value(self, tensors: list[Tensor]) -> tuple[int, list[Tensor]]:
+        """The value with most bytes of a kernel; small arrays of others are dropped."""
+        nbytes: dict[int, int] = defaultdict(int)
+        for tensor in tensors:
+            nbytes[self.node_of(tensor) or 0] += tensor.itemsize * _size(tensor)
+        node = max(nbytes, key=lambda n: (nbytes[n], -n))
+        return node, [t for t in tensors if self.node_of(t) == node]
 
     def _kernel(self, tensors: list[Tensor], trips: int) -> Kernel:
         return Kernel(

@@ -7,7 +7,7 @@ primitive, in the dict `FOLLOW`; the elementwise ones share one rule.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lts.tracing.flatten import Equation
@@ -26,6 +26,7 @@ class Follow:
       units: per pair of operand 0 with a coarser granularity: (dim in, units).
       reduced: dims of operand 0 that are summed (or maximised, ...) over.
       computes: whether arithmetic or traffic of its own is due.
+      cuts: the result starts a value of its own, with an edge from the operand.
     """
 
     pairs: tuple[Pairs, ...]
@@ -34,6 +35,7 @@ class Follow:
     units: tuple[tuple[int, int], ...] = ()
     reduced: tuple[int, ...] = ()
     computes: bool = True
+    cuts: bool = False
 
 
 Rule = Callable[[Equation], Follow]
@@ -149,6 +151,17 @@ def _same_size_dims(eq: Equation) -> Follow:
     )
 
 
+def _slice(eq: Equation) -> Follow:
+    """A static slice; picking one position of a dim (the last token) cuts the group.
+
+    Otherwise one picked position would forbid sharding the dim everywhere else.
+    """
+    rule = _same_size_dims(eq)
+    shape, out = eq.ins[0].shape, eq.outs[0].shape
+    cuts = any(n > 1 and m == 1 for n, m in zip(shape, out, strict=True))
+    return replace(rule, blocked_in=((),), computes=False, cuts=True) if cuts else rule
+
+
 def _along_dim(parameter: str) -> Rule:
     """Operations that mix one dim (concatenate, split, cumulative): it is blocked."""
 
@@ -174,7 +187,7 @@ FOLLOW: dict[str, Rule] = {
     "reshape": _reshape,
     "squeeze": _reshape,
     "expand_dims": _reshape,
-    "slice": _same_size_dims,
+    "slice": _slice,
     "dynamic_slice": _same_size_dims,
     "pad": _same_size_dims,
     "rev": _same_size_dims,

@@ -1,0 +1,176 @@
+"""From step times to TTFT, TPOT and tokens per second of a served model.
+
+Prefill and decode share the GPUs (*colocated*). In steady state `B` requests are in
+flight; while one decodes its `O - 1` further tokens, the others' prompts are prefilled
+in between, `P` at a time:
+
+    TTFT = t_prefill(P) + t_decode(B)              a running step ends first
+    TPOT = t_decode(B) + (B - 1) / (O - 1) * t_prefill(P) / (P * stages)
+    tokens/s = B * O / ((O - 1) * t_decode(B) + B * t_prefill(P) / (P * stages))
+
+A step of a pipeline takes its whole depth at `B / stages` sequences a stage; prompts
+overlap over stages. Source: the closed-loop model of Vidur-style simulators; the terms
+are those that published end-to-end measurements support.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from lts.workload import Workload
+
+IMPOSSIBLE = 50.0
+"""Violation of a plan that no batch divides: beyond any overshoot (natural log)."""
+
+
+class Step(NamedTuple):
+    """One phase of many candidates: time and activations at every batch.
+
+    `time_s`, `activation_bytes` and `batches` (per stage) are `[candidates, batches]`.
+    """
+
+    time_s: jax.Array
+    activation_bytes: jax.Array
+    batches: jax.Array
+
+
+class Outcome(NamedTuple):
+    """What every candidate reaches at its best batch; all `[candidates]`.
+
+    `violation` is 0 for a feasible candidate, else the sum of the natural logs of how
+    far memory, TTFT and TPOT overshoot, at the batch where that is least. `places` are
+    the indices of the best batches (decode, prefill).
+    """
+
+    objective: jax.Array
+    violation: jax.Array
+    ttft_s: jax.Array
+    tpot_s: jax.Array
+    step_time_s: jax.Array
+    peak_bytes: jax.Array
+    concurrency: jax.Array
+    places: tuple[jax.Array, jax.Array]
+
+
+def _over(value: jax.Array, limit: float | None) -> jax.Array:
+    if limit is None:
+        return jnp.where(jnp.isfinite(value), 0.0, IMPOSSIBLE)
+    return jnp.clip(jnp.log(value / limit), 0.0, IMPOSSIBLE)
+
+
+def _best(objective: jax.Array, violation: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Index of the best entry along the last axis, and the violation there."""
+    feasible = violation <= 0
+    key = jnp.where(feasible, jnp.log(objective), -1e6 - violation)
+    place = jnp.argmax(key, -1)
+    return place, jnp.take_along_axis(violation, place[:, None], -1)[:, 0]
+
+
+def _at(values: jax.Array, place: jax.Array) -> jax.Array:
+    return jnp.take_along_axis(values, place[:, None], -1)[:, 0]
+
+
+def plain_outcome(step: Step, held_bytes: jax.Array, usable_bytes: float) -> Outcome:
+    """Outcome of a plain function: objective 1 / step time, within memory."""
+    time_s = step.time_s[:, 0]
+    peak = held_bytes + step.activation_bytes[:, 0]
+    violation = _over(peak, usable_bytes) + _over(time_s, None)
+    none = jnp.full_like(time_s, jnp.nan)
+    zero = jnp.zeros(len(time_s), jnp.int32)
+    return Outcome(
+        objective=1.0 / time_s,
+        violation=violation,
+        ttft_s=none,
+        tpot_s=none,
+        step_time_s=time_s,
+        peak_bytes=peak,
+        concurrency=none,
+        places=(zero, zero),
+    )
+
+
+def prefill_outcome(
+    prefill: Step,
+    weight_bytes: jax.Array,
+    cache_bytes: jax.Array,
+    stages: jax.Array,
+    workload: Workload,
+    num_gpus: int,
+    usable_bytes: float,
+) -> Outcome:
+    """Outcome of prefill alone; objective: input tokens/s/GPU."""
+    batch = prefill.batches * stages[:, None]
+    peak = weight_bytes[:, None] + prefill.activation_bytes
+    peak = peak + cache_bytes[:, None] * batch
+    tokens_per_s = batch * workload.input_len / prefill.time_s
+    violation = _over(peak, usable_bytes) + _over(prefill.time_s, workload.ttft_s)
+    place, least = _best(tokens_per_s, violation)
+    none = jnp.full_like(least, jnp.nan)
+    return Outcome(
+        objective=_at(tokens_per_s, place) / num_gpus,
+        violation=least,
+        ttft_s=_at(prefill.time_s, place),
+        tpot_s=none,
+        step_time_s=_at(prefill.time_s, place),
+        peak_bytes=_at(peak, place),
+        concurrency=_at(batch, place).astype(jnp.float32),
+        places=(place, place),
+    )
+
+
+def colocated_outcome(
+    decode: Step,
+    prefill: Step,
+    weight_bytes: jax.Array,
+    cache_bytes: jax.Array,
+    stages: jax.Array,
+    workload: Workload,
+    num_gpus: int,
+    usable_bytes: float,
+) -> Outcome:
+    """Outcome of prefill and decode on the same GPUs; generated tokens/s/GPU.
+
+    Args:
+      weight_bytes: per GPU, `[candidates]`.
+      cache_bytes: per GPU and request, `[candidates]`.
+      stages: `[candidates]`.
+    """
+    further = max(workload.output_len - 1, 0)
+    # [candidates, decode batches, prefill batches]
+    stage = stages[:, None, None]
+    per_stage, prompts = decode.batches[:, :, None], prefill.batches[:, None, :]
+    in_flight = (per_stage * stage).astype(jnp.float32)
+    decode_s = decode.time_s[:, :, None]
+    prompt_s = prefill.time_s[:, None, :] / (prompts * stage)
+    ttft_s = prefill.time_s[:, None, :] + decode_s
+    tpot_s = decode_s + (in_flight - 1) / max(further, 1) * prompt_s
+    cycle_s = further * decode_s + in_flight * prompt_s
+    tokens_per_s = in_flight * workload.output_len / cycle_s
+    activations = jnp.maximum(
+        decode.activation_bytes[:, :, None], prefill.activation_bytes[:, None, :]
+    )
+    peak = weight_bytes[:, None, None] + cache_bytes[:, None, None] * in_flight
+    peak = peak + activations
+    violation = (
+        _over(peak, usable_bytes)
+        + _over(ttft_s, workload.ttft_s)
+        + _over(tpot_s, workload.tpot_s)
+        + jnp.where(prompts <= jnp.maximum(per_stage, 1), 0.0, IMPOSSIBLE)
+    )
+    shape = violation.shape
+
+    def flat(values: jax.Array) -> jax.Array:
+        return jnp.broadcast_to(values, shape).reshape(shape[0], -1)
+
+    place, least = _best(flat(tokens_per_s), flat(violation))
+    return Outcome(
+        objective=_at(flat(tokens_per_s), place) / num_gpus,
+        violation=least,
+        ttft_s=_at(flat(ttft_s), place),
+        tpot_s=_at(flat(tpot_s), place),
+        step_time_s=_at(flat(decode_s), place),
+        peak_bytes=_at(flat(peak), place),
+        concurrency=_at(flat(in_flight), place),
+        places=(place // shape[2], place % shape[2]),
+    )

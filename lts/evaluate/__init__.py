@@ -1,0 +1,1 @@
+"""Evaluators, one per tier, behind one protocol."""

@@ -1,0 +1,354 @@
+"""The table evaluator: prices candidates by look-ups, many at a time, under `jit`.
+
+A batch of candidates is `[genes, candidates]`. Genes become states, states become
+choices, and choices index the flat tables of `lts.cost.tables`. One compiled function
+serves all degrees and all batches of the grid.
+"""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lts.cost.serving import (
+    Outcome,
+    Step,
+    colocated_outcome,
+    plain_outcome,
+    prefill_outcome,
+)
+from lts.cost.tables import CostTables, Flat, PhaseTables
+from lts.evaluate.base import Scores
+from lts.hardware import Cluster
+from lts.space import INHERIT, Space
+from lts.workload import Workload
+
+CHUNK = 1024
+"""Candidates priced at once: bounds the memory of the gathers."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TableEvaluator:
+    """Scores candidates of `space` by its cost tables.
+
+    `workload` None means a plain function, whose objective is 1 / step time.
+    """
+
+    tables: CostTables
+    workload: Workload | None
+
+    @property
+    def space(self) -> Space:
+        """The space that candidates are from."""
+        return self.tables.space
+
+    @functools.cached_property
+    def _arrays(self) -> dict[str, Any]:
+        return jax.tree.map(jnp.asarray, _flat_arrays(self.tables))
+
+    @functools.cached_property
+    def _outcome(self):
+        price = functools.partial(
+            _outcome,
+            layout=_layout(self.tables),
+            workload=self.workload,
+            cluster=self.tables.cluster,
+        )
+
+        def chunked(arrays: dict[str, Any], picks: jax.Array) -> Outcome:
+            genes, count = picks.shape
+            if count <= CHUNK:
+                return price(arrays, picks)
+            chunks = -(-count // CHUNK)
+            picks = jnp.pad(picks, ((0, 0), (0, chunks * CHUNK - count)))
+            parts = picks.reshape(genes, chunks, CHUNK).swapaxes(0, 1)
+            found = jax.lax.map(functools.partial(price, arrays), parts)
+            return jax.tree.map(lambda x: x.reshape(-1)[:count], found)
+
+        return jax.jit(chunked)
+
+    def outcome(self, picks: jax.Array) -> Outcome:
+        """Metrics of candidates at their best batch.
+
+        Args:
+          picks: int32 `[genes, candidates]`.
+        """
+        return self._outcome(self._arrays, jnp.asarray(picks, jnp.int32))
+
+    def evaluate(self, picks: jax.Array) -> Scores:
+        """Objective and violation of candidates; counts one evaluation each."""
+        found = self.outcome(picks)
+        return Scores(objective=found.objective, violation=found.violation)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _PhaseLayout:
+    node_offsets: np.ndarray  # [nodes] into the rows of the node tables
+    variables: np.ndarray  # [nodes]
+    choices: np.ndarray  # [nodes] of their variables
+    active: np.ndarray  # nodes with activations
+    active_offsets: np.ndarray
+    stream: np.ndarray  # the residual stream, if any
+    stream_offsets: np.ndarray
+    edge_offsets: np.ndarray  # [edges]
+    code_offsets: np.ndarray  # [2, edges]
+    ends: np.ndarray  # [2, edges] variables
+    codes: np.ndarray  # [2, edges] number of layout codes
+    earlier: np.ndarray  # [edges, earlier] edges with the same array; `edges` for none
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Layout:
+    """Where everything lies in the flat arrays; host arrays, constants of the jit."""
+
+    num_axes: int
+    first_role: int
+    first_override: int
+    bases: np.ndarray  # [variables]
+    groups: np.ndarray  # [variables, rows]
+    inherit_offsets: np.ndarray  # [variables, rows]
+    repair_offsets: np.ndarray  # [variables]
+    choices: np.ndarray  # [variables]
+    memory: Mapping[str, tuple[np.ndarray, np.ndarray]]  # variables, offsets
+    phases: Mapping[str, _PhaseLayout]
+
+
+def _flatten_phase(tables: PhaseTables) -> tuple[dict[str, np.ndarray], _PhaseLayout]:
+    nodes, active, stream = Flat(), Flat(), Flat()
+    width = tables.batches.shape[1]
+    for table in tables.node_time_s:
+        nodes.add(table.reshape(-1, width))
+    for flat, source in (
+        (active, tables.activation_bytes),
+        (stream, tables.stream_bytes),
+    ):
+        for table in source:
+            if table is not None:
+                flat.add(table.reshape(-1, width))
+    fixed, slope, codes = Flat(), Flat(), (Flat(), Flat())
+    for edge in tables.edges:
+        fixed.add(edge.fixed_s.ravel())
+        slope.add(edge.per_batch_s.ravel())
+        codes[0].add(edge.source_codes)
+        codes[1].add(edge.target_codes)
+    count = len(tables.edges)
+    earlier: list[list[int]] = [
+        [j for j in range(i) if tables.edges[j].first_like == edge.first_like]
+        for i, edge in enumerate(tables.edges)
+    ]
+    depth = max(map(len, earlier), default=0)
+    table = np.full((count, depth), count)
+    for i, row in enumerate(earlier):
+        table[i, : len(row)] = row
+    arrays = {
+        "node_s": nodes.array(),
+        "active": active.array(),
+        "stream": stream.array(),
+        "fixed_s": fixed.array(),
+        "per_batch_s": slope.array(),
+        "source_codes": codes[0].array(np.int32),
+        "target_codes": codes[1].array(np.int32),
+        "batches": tables.batches.astype(np.int32),
+    }
+    layout = _PhaseLayout(
+        node_offsets=np.array(nodes.offsets),
+        variables=tables.variables,
+        choices=np.array([table.shape[1] for table in tables.node_time_s]),
+        active=_present(tables.activation_bytes),
+        active_offsets=np.array(active.offsets),
+        stream=_present(tables.stream_bytes),
+        stream_offsets=np.array(stream.offsets),
+        edge_offsets=np.array(fixed.offsets),
+        code_offsets=np.array([codes[0].offsets, codes[1].offsets]),
+        ends=np.array(
+            [[e.source for e in tables.edges], [e.target for e in tables.edges]]
+        ),
+        codes=np.array([e.fixed_s.shape[1:] for e in tables.edges]).reshape(-1, 2).T,
+        earlier=table,
+    )
+    return arrays, layout
+
+
+def _present(tables: tuple[np.ndarray | None, ...]) -> np.ndarray:
+    found = [i for i, table in enumerate(tables) if table is not None]
+    return np.array(found, np.int64)
+
+
+MEMORY = ("looped", "outer", "cache", "held")
+
+
+def _memory_tables(tables: CostTables) -> dict[str, Mapping[int, np.ndarray]]:
+    found = (
+        tables.looped_bytes,
+        tables.outer_bytes,
+        tables.cache_bytes,
+        tables.held_bytes,
+    )
+    return dict(zip(MEMORY, found, strict=True))
+
+
+def _flat_space(space: Space) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    inherit, repair = Flat(), Flat()
+    width = space.inherited[0].shape[1]
+    nothing = inherit.add(np.zeros(width, np.int32))
+    depth = max(1, *(len(v.groups) for v in space.variables))
+    groups = np.zeros((len(space.variables), depth), np.int64)
+    offsets = np.full_like(groups, nothing)
+    for i, (variable, table) in enumerate(
+        zip(space.variables, space.inherited, strict=True)
+    ):
+        for row, group in enumerate(variable.groups):
+            groups[i, row] = group
+            offsets[i, row] = inherit.add(table[row])
+        repair.add(space.repaired[i].ravel())
+    arrays = {"inherit": inherit.array(np.int32), "repair": repair.array(np.int32)}
+    places = {
+        "groups": groups,
+        "inherit_offsets": offsets,
+        "repair_offsets": np.array(repair.offsets),
+    }
+    return arrays, places
+
+
+def _flat_arrays(tables: CostTables) -> dict[str, Any]:
+    arrays: dict[str, Any] = dict(_flat_space(tables.space)[0])
+    for phase, found in tables.phases.items():
+        arrays[phase] = _flatten_phase(found)[0]
+    for kind, found in _memory_tables(tables).items():
+        flat = Flat()
+        for table in found.values():
+            flat.add(table.ravel())
+        arrays[kind] = flat.array()
+    degrees, cluster = tables.space.degrees, tables.cluster
+    links = [cluster.intra if d.stages_inside else cluster.inter for d in degrees]
+    piped = [d.stages > 1 for d in degrees]
+    arrays["stages"] = np.array([d.stages for d in degrees], np.int32)
+    arrays["hand_over_s"] = np.array(
+        [on * (x.latency_s + x.hop_latency_s) for on, x in zip(piped, links, strict=True)]
+    ).astype(np.float32)
+    arrays["hand_over_s_per_byte"] = np.array(
+        [on / x.bandwidth_bytes_per_s for on, x in zip(piped, links, strict=True)]
+    ).astype(np.float32)
+    return arrays
+
+
+def _layout(tables: CostTables) -> _Layout:
+    space = tables.space
+    places = _flat_space(space)[1]
+    memory = {}
+    for kind, found in _memory_tables(tables).items():
+        flat = Flat()
+        for table in found.values():
+            flat.add(table.ravel())
+        memory[kind] = (np.array([*found], np.int64), np.array(flat.offsets, np.int64))
+    return _Layout(
+        num_axes=space.num_axes,
+        first_role=space.first_role,
+        first_override=space.first_override,
+        bases=np.array([1 + len(v.factors) for v in space.variables]),
+        choices=np.array([space.num_choices(i) for i in range(len(space.variables))]),
+        memory=memory,
+        phases={phase: _flatten_phase(t)[1] for phase, t in tables.phases.items()},
+        **places,
+    )
+
+
+def _choices(arrays: dict[str, Any], picks: jax.Array, layout: _Layout) -> jax.Array:
+    """Legal choice of every variable, `[variables, candidates]`."""
+    axes, count = layout.num_axes, picks.shape[1]
+    num_groups = (layout.first_override - layout.first_role) // axes
+    roles = picks[layout.first_role : layout.first_override]
+    roles = roles.reshape(num_groups, axes, count)
+    overrides = picks[layout.first_override :].reshape(-1, axes, count)
+    # [variables, rows, axes, candidates]
+    at = layout.inherit_offsets[:, :, None, None] + roles[layout.groups]
+    given = arrays["inherit"][at]
+    inherited = given[:, 0]
+    for row in range(1, given.shape[1]):
+        inherited = jnp.where(inherited == 0, given[:, row], inherited)
+    states = jnp.where(overrides == INHERIT, inherited, overrides - 1)
+    powers = layout.bases[:, None] ** np.arange(axes)
+    code = (states * powers[:, :, None]).sum(1)
+    place = layout.repair_offsets[:, None] + picks[0] * layout.choices[:, None] + code
+    return arrays["repair"][place]
+
+
+def _phase_step(
+    arrays: dict[str, Any],
+    phase: str,
+    choices: jax.Array,
+    degrees: jax.Array,
+    layout: _Layout,
+) -> Step:
+    """Time and activations of one phase at every batch."""
+    own, at = arrays[phase], layout.phases[phase]
+    batches = own["batches"][degrees]  # [candidates, batches]
+    row = degrees * at.choices[:, None] + choices[at.variables]  # [nodes, candidates]
+    time_s = own["node_s"][at.node_offsets[:, None] + row].sum(0)
+    peak = own["active"][at.active_offsets[:, None] + row[at.active]].max(0)
+    if len(at.stream):
+        stream = own["stream"][at.stream_offsets[:, None] + row[at.stream]].sum(0)
+        peak = peak + stream
+        hand_over_s = (
+            arrays["hand_over_s"][degrees][:, None]
+            + arrays["hand_over_s_per_byte"][degrees][:, None] * stream
+        )
+        time_s = time_s + hand_over_s * arrays["stages"][degrees][:, None]
+    if len(at.edge_offsets):
+        source = own["source_codes"][
+            at.code_offsets[0][:, None] + choices[at.ends[0]]
+        ]
+        target = own["target_codes"][
+            at.code_offsets[1][:, None] + choices[at.ends[1]]
+        ]
+        cell = (degrees * at.codes[0][:, None] + source) * at.codes[1][:, None] + target
+        place = at.edge_offsets[:, None] + cell
+        none = jnp.full((1, target.shape[1]), -1, target.dtype)
+        before = jnp.concatenate([target, none])[at.earlier]  # [edges, earlier, n]
+        fresh = ~(before == target[:, None]).any(1)
+        fixed_s = jnp.where(fresh, own["fixed_s"][place], 0.0).sum(0)
+        per_batch_s = jnp.where(fresh, own["per_batch_s"][place], 0.0).sum(0)
+        time_s = time_s + fixed_s[:, None] + per_batch_s[:, None] * batches
+    return Step(time_s=time_s, activation_bytes=peak, batches=batches)
+
+
+def _outcome(
+    arrays: dict[str, Any],
+    picks: jax.Array,
+    *,
+    layout: _Layout,
+    workload: Workload | None,
+    cluster: Cluster,
+) -> Outcome:
+    degrees = picks[0]
+    choices = _choices(arrays, picks, layout)
+
+    def held(kind: str, combine=jnp.sum) -> jax.Array:
+        variables, offsets = layout.memory[kind]
+        if not len(variables):
+            return jnp.zeros(picks.shape[1])
+        row = degrees * layout.choices[variables][:, None] + choices[variables]
+        return combine(arrays[kind][offsets[:, None] + row], axis=0)
+
+    steps = {
+        phase: _phase_step(arrays, phase, choices, degrees, layout)
+        for phase in layout.phases
+    }
+    usable = float(cluster.usable_bytes)
+    if workload is None:
+        (step,) = steps.values()
+        nbytes = held("held") + held("looped") + held("outer")
+        return plain_outcome(step, nbytes, usable)
+    stages = arrays["stages"][degrees]
+    outer = jnp.where(stages > 1, held("outer", jnp.max), held("outer"))
+    weights = held("looped") / stages + outer
+    common = (weights, held("cache") / stages, stages, workload)
+    if workload.prefill_only:
+        return prefill_outcome(steps["prefill"], *common, cluster.num_gpus, usable)
+    return colocated_outcome(
+        steps["decode"], steps["prefill"], *common, cluster.num_gpus, usable
+    )

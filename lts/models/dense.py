@@ -1,0 +1,193 @@
+"""A dense decoder as a value: its prefill and decode, and their abstract arguments."""
+
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.typing import DTypeLike
+
+from lts.models.config import DecoderConfig, float_dtype
+from lts.models.forward import Cache, forward
+from lts.models.parameters import LayerForm, Params, Weight, build, count
+
+Phase = Literal["prefill", "decode"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseModel:
+    """A decoder's functions and abstract arguments; hashable, holds no weights.
+
+    Args:
+      config: sizes and switches.
+      layers: "scan" keeps each layer array stacked as [layers, ...] and scans over
+        them; "unrolled" keeps lists of layers.
+    """
+
+    config: DecoderConfig
+    layers: LayerForm = "scan"
+
+    def __post_init__(self) -> None:
+        if self.layers not in get_args(LayerForm):
+            raise ValueError(
+                f"layers must be 'scan' or 'unrolled', got {self.layers!r}"
+            )
+
+    @property
+    def name(self) -> str:
+        """What messages call the model."""
+        return self.config.name
+
+    @property
+    def num_params(self) -> int:
+        """Number of parameters."""
+        return count(self.config)
+
+    def abstract_params(self, dtype: DTypeLike | None = None) -> Params:
+        """Shapes and dtypes of the parameters; `dtype` None is the config's own."""
+        dtype = float_dtype(self.config, dtype)
+        return build(
+            self.config, self.layers, lambda w: jax.ShapeDtypeStruct(w.shape, dtype)
+        )
+
+    def init_params(self, key: jax.Array, dtype: DTypeLike | None = None) -> Params:
+        """Random parameters: matrices and biases normal / sqrt(fan in), norms one.
+
+        Meant for small models: all numbers are drawn as one float32 array.
+        """
+        dtype = float_dtype(self.config, dtype)
+        return _init_params(self.config, self.layers, dtype, key)
+
+    def abstract_cache(
+        self, batch: int, length: int, dtype: DTypeLike | None = None
+    ) -> Cache:
+        """Shapes of the KV cache of `batch` requests, `length` positions each.
+
+        Scan form: "key" and "value" of [layers, b, g, t, k]; unrolled form: a list over
+        layers of [b, g, t, k]. `dtype` None is the config's own.
+        """
+        config, dtype = self.config, float_dtype(self.config, dtype)
+        shape = (batch, config.num_key_value_heads, length, config.head_dim)
+        if self.layers == "scan":
+            return _pair((config.num_hidden_layers, *shape), dtype)
+        return [_pair(shape, dtype) for _ in range(config.num_hidden_layers)]
+
+    def init_cache(
+        self, batch: int, length: int, dtype: DTypeLike | None = None
+    ) -> Cache:
+        """An empty cache (zeros); arguments as `abstract_cache`."""
+        return jax.tree.map(
+            lambda leaf: jnp.zeros(leaf.shape, leaf.dtype),
+            self.abstract_cache(batch, length, dtype),
+        )
+
+    def args(
+        self,
+        phase: Phase,
+        batch: int,
+        *,
+        input_len: int,
+        cache_len: int,
+        weight_dtype: DTypeLike | None = None,
+        kv_dtype: DTypeLike | None = None,
+    ) -> tuple[Any, ...]:
+        """Abstract arguments of `prefill` or `decode`, in their order.
+
+        Args:
+          phase: "prefill" or "decode".
+          batch: requests in one step.
+          input_len: prompt tokens per request (decode does not depend on it).
+          cache_len: positions of the cache.
+          weight_dtype: of the parameters; None for the config's own.
+          kv_dtype: of the cache; None for the config's own.
+
+        Raises:
+          ValueError: for another phase, or a size that is not a positive integer.
+        """
+        if phase not in get_args(Phase):
+            raise ValueError(f"phase must be 'prefill' or 'decode', got {phase!r}")
+        sizes = {"batch": batch, "input_len": input_len, "cache_len": cache_len}
+        for name, size in sizes.items():
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                raise ValueError(f"{name} must be a positive integer, got {size!r}")
+        params = self.abstract_params(weight_dtype)
+        cache = self.abstract_cache(batch, cache_len, kv_dtype)
+        if phase == "prefill":
+            return params, cache, _int32(batch, input_len)
+        return params, cache, _int32(batch), _int32()
+
+    def prefill(
+        self, params: Params, cache: Cache, tokens: jax.Array | np.ndarray
+    ) -> tuple[jax.Array, Cache]:
+        """Reads whole prompts, all of one length, into cache positions 0 .. s - 1.
+
+        Args:
+          params: as `abstract_params`.
+          cache: as `abstract_cache`, at least s positions long.
+          tokens: [b, s] int32.
+
+        Returns:
+          Logits [b, vocab] after the last token, and the updated cache.
+
+        Raises:
+          ValueError: if the prompts do not fit in the cache.
+        """
+        length = jax.tree.leaves(cache)[0].shape[-2]
+        if tokens.shape[1] > length:
+            raise ValueError(
+                f"cannot prefill {tokens.shape[1]} tokens into a cache of {length} "
+                f"positions; make the cache longer"
+            )
+        return forward(self.config, params, cache, tokens, 0, from_cache=False)
+
+    def decode(
+        self,
+        params: Params,
+        cache: Cache,
+        tokens: jax.Array | np.ndarray,
+        position: jax.Array | int,
+    ) -> tuple[jax.Array, Cache]:
+        """Takes one token of each request, all at one position.
+
+        Args:
+          params: as `abstract_params`.
+          cache: as `abstract_cache`, filled below `position`.
+          tokens: [b] int32.
+          position: [] int32, where the tokens stand; below the cache's length.
+
+        Returns:
+          Logits [b, vocab] for the next token, and the updated cache.
+        """
+        tokens = lax.expand_dims(tokens, (1,))
+        return forward(self.config, params, cache, tokens, position, from_cache=True)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _init_params(
+    config: DecoderConfig, form: LayerForm, dtype: Any, key: jax.Array
+) -> Params:
+    # One draw: compiling the generator for each array's shape takes seconds.
+    drawn = jax.random.normal(key, (count(config),), jnp.float32)
+    offset = 0
+
+    def make(weight: Weight) -> jax.Array:
+        nonlocal offset
+        start, offset = offset, offset + prod(weight.shape)
+        if not weight.fan_in:
+            return jnp.ones(weight.shape, dtype)
+        values = drawn[start:offset].reshape(weight.shape) * weight.fan_in**-0.5
+        return values.astype(dtype)
+
+    return build(config, form, make)
+
+
+def _pair(shape: tuple[int, ...], dtype: Any) -> dict[str, jax.ShapeDtypeStruct]:
+    return {name: jax.ShapeDtypeStruct(shape, dtype) for name in ("key", "value")}
+
+
+def _int32(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.int32)
