@@ -6,16 +6,17 @@ the one to compare a plan with, because backends change types and kinds later on
 
 The text is cut into computations (`_computations`). From ENTRY, every reference to
 another computation passes on how often it runs (`_executions`): a while body its trip
-count (`_trip_count`), a called computation or a branch once per call site. Device
-numbers in the text are positions in the flattened mesh, which gives a group its axes.
+count (`_trip_count`), a called computation or a branch once per call site.
+`lts.hlo_groups` reads the groups and gives them their mesh axes.
 """
 
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 
-import numpy as np
+from lts.hlo_groups import parse_groups, varying_axes
 
 _KINDS = frozenset(
     "all-reduce all-gather reduce-scatter all-to-all ragged-all-to-all "
@@ -30,16 +31,8 @@ _CALLED = re.compile(
     r"\b(?:to_apply|calls|true_computation|false_computation"
     r"|branch_computations|called_computations)=(\{[^}]*\}|%?[\w.\-]+)"
 )
-_WHILE_PART = r"\b{}=%?([\w.\-]+)"
 _KNOWN_TRIPS = re.compile(r'known_trip_count"?[:=]\{"?n"?[:=]"?(\d+)')
-
 _ENTRY_LAYOUT = re.compile(r"entry_computation_layout=\{\((.*?)\)->(.*)")
-
-_MESH = re.compile(r"groups=mesh\[([^\]]*)\](?:, device_ids=\((.*?)\))? \{([^}]*)\}")
-_IOTA = re.compile(r"groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
-_LISTED = re.compile(r"(?:groups|pairs)=\{(\{.*?\})\}")
-_SUB_AXIS = re.compile(r"'(.+?)'(?::\((\d+)\)(\d+))?")
-
 _REMATERIALIZATION = re.compile(
     r"Involuntary full rematerialization\. The compiler cannot go from sharding "
     r"(.*?) to (.*?) efficiently for HLO operation (%?\S+)(.*)"
@@ -108,17 +101,17 @@ def list_collectives(hlo: str, mesh_shape: Mapping[str, int]) -> list[Collective
         groups, or a group names a device outside the mesh.
     """
     computations, entry = _computations(hlo)
-    found = []
     executions = _executions(computations, entry)
+    num_devices = math.prod(mesh_shape.values())
+    found = []
     for name, computation in computations.items():
         count, known = executions.get(name, (0, True))
         for instruction in computation.instructions.values():
             kind = instruction.opcode.removesuffix("-start")
             if not count or kind not in _KINDS:
                 continue
-            num_devices = math.prod(mesh_shape.values())
             groups = parse_groups(instruction.rest, num_devices)
-            axes = _axes(groups, mesh_shape, instruction.name)
+            axes = varying_axes(groups, mesh_shape, instruction.name)
             if not axes:
                 continue
             op_name = _OP_NAME.search(instruction.rest)
@@ -134,38 +127,6 @@ def list_collectives(hlo: str, mesh_shape: Mapping[str, int]) -> list[Collective
                 )
             )
     return found
-
-
-def parse_groups(attributes: str, num_devices: int) -> list[tuple[int, ...]]:
-    """Groups of one collective, or the source-target pairs of a permute.
-
-    Args:
-      attributes: the text of the instruction after its opcode.
-      num_devices: of the whole mesh; used when the text is `replica_groups={}`.
-
-    Returns:
-      Positions in the flattened mesh, one tuple per group.
-
-    Raises:
-      ValueError: if the text holds neither groups nor pairs.
-
-    >>> parse_groups("replica_groups=[4,2]<=[2,4]T(1,0)", 8)
-    [(0, 4), (1, 5), (2, 6), (3, 7)]
-    """
-    if match := _MESH.search(attributes):
-        return _rows(_mesh_table(match[1], match[2], match[3]))
-    if match := _IOTA.search(attributes):
-        return _rows(_iota(match[2], match[3]).reshape(_ints(match[1])))
-    if match := _LISTED.search(attributes):
-        return [tuple(_ints(group)) for group in match[1].split("},")]
-    if "source_target_pairs={}" in attributes:
-        return []
-    if "replica_groups={}" in attributes:
-        return [tuple(range(num_devices))]
-    raise ValueError(
-        f"no replica groups or source-target pairs in {attributes[:200]!r}: pass the "
-        "whole line of the collective, as XLA prints it."
-    )
 
 
 def entry_bytes(hlo: str) -> tuple[list[int], list[int]]:
@@ -242,17 +203,12 @@ def _executions(
 ) -> dict[str, tuple[int, bool]]:
     """How often each computation runs, and whether all trip counts were known."""
     called = {name: _calls(name, computations) for name in computations}
-    callees_first: dict[str, None] = {}
-
-    def visit(name: str) -> None:
-        if name not in callees_first:
-            for callee, _, _ in called[name]:
-                visit(callee)
-            callees_first[name] = None
-
-    visit(entry)
+    graph = {name: {callee for callee, *_ in calls} for name, calls in called.items()}
+    callees_first = list(TopologicalSorter(graph).static_order())
     executions = {entry: (1, True)}
     for name in reversed(callees_first):
+        if name not in executions:
+            continue  # nothing that runs refers to it
         count, known = executions[name]
         for callee, times, times_known in called[name]:
             before, all_known = executions.get(callee, (0, True))
@@ -288,7 +244,7 @@ def _calls(
 
 
 def _while_part(loop: _Instruction, part: str) -> str:
-    match = re.search(_WHILE_PART.format(part), loop.rest)
+    match = re.search(rf"\b{part}=%?([\w.\-]+)", loop.rest)
     if not match:
         raise ValueError(f"while {loop.name!r} has no {part}: is the text cut off?")
     return match[1]
@@ -312,10 +268,18 @@ def _trip_count(
     direction = re.search(r"direction=(\w\w)", compare.rest) if compare else None
     if compare is None or compare.opcode != "compare" or direction is None:
         return None
-    left, right = (
-        _start_and_step(operand, condition, loop, caller, body)
-        for operand in compare.operands
-    )
+
+    def start_and_step(operand: str) -> tuple[int, int] | None:
+        index, offset = _carry_plus(operand, condition) or (None, None)
+        if offset is None or index is None:
+            return None if offset is None else (offset, 0)
+        start = _carry_plus(f"{loop.operands[0]}#{index}", caller)
+        update = _carry_plus(f"{body.root}#{index}", body)
+        if not start or start[0] is not None or not update or update[0] != index:
+            return None
+        return start[1] + offset, update[1]
+
+    left, right = map(start_and_step, compare.operands)
     if left is None or right is None:
         return None
     # in trip k the loop goes on while `gap + k * step` stands in `direction` to zero
@@ -325,7 +289,8 @@ def _trip_count(
     if direction[1] in ("LE", "GE"):
         gap -= 1  # integers: at most 0 is below 1
     if direction[1] == "NE":
-        return -gap // step if step and gap % step == 0 and gap * step <= 0 else None
+        ends = step and gap % step == 0 and gap * step <= 0
+        return -gap // step if ends else None
     if direction[1] == "EQ":
         return None
     if gap >= 0:
@@ -333,38 +298,31 @@ def _trip_count(
     return math.ceil(-gap / step) if step > 0 else None
 
 
-def _start_and_step(
-    operand: str,
-    condition: _Computation,
-    loop: _Instruction,
-    caller: _Computation,
-    body: _Computation,
-) -> tuple[int, int] | None:
-    """First value and change per trip of an operand of the loop's comparison."""
-    if (constant := _constant(operand, condition)) is not None:
-        return constant, 0
-    index = _carry_index(operand, condition)
-    if index is None:
-        return None
-    start = _constant(f"{loop.operands[0]}#{index}", caller)
-    step = _step(_resolve(f"{body.root}#{index}", body), index, body)
-    return None if start is None or step is None else (start, step)
+def _carry_plus(
+    operand: str, computation: _Computation
+) -> tuple[int | None, int] | None:
+    """(i, c) if the operand is element i of the parameter plus c, (None, c) if just c.
 
-
-def _step(operand: str, index: int, body: _Computation) -> int | None:
-    """Change per trip of element `index` of the carry, computed as `operand`."""
-    if _carry_index(operand, body) == index:
-        return 0
-    update = body.instructions.get(operand)
-    if update is None or update.opcode not in ("add", "subtract"):
+    Of integers, through additions and subtractions; None if it is anything else.
+    """
+    name, _, index = _resolve(operand, computation).partition("#")
+    instruction = computation.instructions.get(name)
+    if instruction is None:
         return None
-    left, right = update.operands
-    if update.opcode == "add" and _carry_index(left, body) != index:
+    if instruction.opcode == "parameter" and index.isdigit():
+        return int(index), 0
+    if instruction.opcode == "constant":
+        match = re.match(r"(-?\d+)\)", instruction.rest)
+        return (None, int(match[1])) if match else None
+    if instruction.opcode not in ("add", "subtract"):
+        return None
+    left, right = (_carry_plus(each, computation) for each in instruction.operands)
+    if instruction.opcode == "add" and left and left[0] is None:
         left, right = right, left
-    change = _constant(right, body)
-    if change is None or _carry_index(left, body) != index:
+    if not left or not right or right[0] is not None:
         return None
-    return change if update.opcode == "add" else -change
+    change = right[1] if instruction.opcode == "add" else -right[1]
+    return left[0], left[1] + change
 
 
 def _resolve(operand: str, computation: _Computation) -> str:
@@ -373,37 +331,21 @@ def _resolve(operand: str, computation: _Computation) -> str:
     `name#i` is element i of a tuple; newer XLA prints it, older ones name a
     get-tuple-element.
     """
-    name, _, index = operand.partition("#")
+    name, *path = operand.split("#")
     instruction = computation.instructions.get(name)
     if instruction is None:
         return operand
-    if index.isdigit() and instruction.opcode == "tuple":
-        return _resolve(instruction.operands[int(index)], computation)
-    if instruction.opcode == "get-tuple-element":
+    if instruction.opcode == "tuple" and path:
+        behind, path = instruction.operands[int(path[0])], path[1:]
+    elif instruction.opcode == "get-tuple-element":
         element = re.search(r"index=(\d+)", instruction.rest)
         assert element, instruction
-        return _resolve(f"{instruction.operands[0]}#{element[1]}", computation)
-    if instruction.opcode in ("copy", "convert", "bitcast", "opt-barrier"):
-        suffix = f"#{index}" if index else ""
-        return _resolve(instruction.operands[0] + suffix, computation)
-    return operand
-
-
-def _constant(operand: str, computation: _Computation) -> int | None:
-    """The operand's value if it is an integer constant."""
-    instruction = computation.instructions.get(_resolve(operand, computation))
-    if instruction is None or instruction.opcode != "constant":
-        return None
-    match = re.match(r"(-?\d+)\)", instruction.rest)
-    return int(match[1]) if match else None
-
-
-def _carry_index(operand: str, computation: _Computation) -> int | None:
-    """Which element of the computation's one parameter the operand is, if it is one."""
-    name, _, index = _resolve(operand, computation).partition("#")
-    instruction = computation.instructions.get(name)
-    is_parameter = instruction is not None and instruction.opcode == "parameter"
-    return int(index) if is_parameter and index.isdigit() else None
+        behind, path = instruction.operands[0], [element[1], *path]
+    elif instruction.opcode in ("copy", "convert", "bitcast", "opt-barrier"):
+        behind = instruction.operands[0]
+    else:
+        return operand
+    return _resolve("#".join([behind, *path]), computation)
 
 
 def _result_bytes(instruction: _Instruction) -> int:
@@ -427,77 +369,11 @@ def _result_bytes(instruction: _Instruction) -> int:
 def _array_bytes(shape: str) -> list[int]:
     """Bytes of each array in a printed shape; XLA packs types below 8 bits."""
     return [
-        math.ceil(math.prod(_ints(dims)) * int(bits or 8) / 8)  # no bits: pred
+        math.ceil(
+            math.prod(map(int, re.findall(r"\d+", dims))) * int(bits or 8) / 8
+        )  # no bits: pred
         for bits, dims in _ARRAY.findall(shape)
     ]
-
-
-def _axes(
-    groups: list[tuple[int, ...]], mesh_shape: Mapping[str, int], name: str
-) -> tuple[str, ...]:
-    """Mesh axes whose coordinate varies inside a group."""
-    members = np.array([member for group in groups for member in group], dtype=int)
-    firsts = np.array([group[0] for group in groups for _ in group], dtype=int)
-    num_devices = math.prod(mesh_shape.values())
-    if members.size and members.max() >= num_devices:
-        raise ValueError(
-            f"collective {name!r} names device {members.max()}, but mesh "
-            f"{dict(mesh_shape)} has {num_devices} devices: pass the shape of the mesh "
-            "that the program was compiled for."
-        )
-    sizes = tuple(mesh_shape.values())
-    places = np.unravel_index(members, sizes), np.unravel_index(firsts, sizes)
-    return tuple(
-        axis
-        for axis, place, first in zip(mesh_shape, *places, strict=True)
-        if (place != first).any()
-    )
-
-
-def _mesh_table(axes: str, device_ids: str | None, grouped: str) -> np.ndarray:
-    """Read `mesh['a'=2,'b'=8], device_ids=([8,2]T(1,0)) {'a','b':(2)4}`.
-
-    `'b':(2)4` is the part of axis `b` of size 4 that has a slower part of size 2.
-
-    Returns:
-      `[groups, members]` int, positions in the flattened mesh.
-    """
-    sizes = {name: int(size) for name, size in re.findall(r"'(.+?)'=(\d+)", axes)}
-    parts: dict[str, list[tuple[int, int]]] = {name: [] for name in sizes}
-    for name, slower, size in _SUB_AXIS.findall(grouped):
-        parts[name].append((int(slower), int(size)) if size else (1, sizes[name]))
-    dims: list[int] = []
-    inside: list[bool] = []  # does this dim belong to the group?
-    for name, axis_size in sizes.items():
-        done = 1
-        for slower, size in sorted(parts[name]):
-            dims += [slower // done, size]
-            inside += [False, True]
-            done = slower * size
-        dims.append(axis_size // done)
-        inside.append(False)
-    ids = np.arange(math.prod(dims))
-    if device_ids and (match := re.match(r"\[([\d,]+)\](?:T\((.*)\))?", device_ids)):
-        ids = _iota(match[1], match[2])
-    elif device_ids:
-        ids = np.array(_ints(device_ids))
-    outer_first = sorted(range(len(dims)), key=lambda dim: inside[dim])
-    size = math.prod(d for d, member in zip(dims, inside, strict=True) if member)
-    return ids.reshape(dims).transpose(outer_first).reshape(-1, size)
-
-
-def _iota(shape: str, order: str | None) -> np.ndarray:
-    """0, 1, 2, ... in `shape`, transposed to `order`."""
-    ids = np.arange(math.prod(_ints(shape))).reshape(_ints(shape))
-    return ids.transpose(_ints(order)) if order else ids
-
-
-def _rows(table: np.ndarray) -> list[tuple[int, ...]]:
-    return [tuple(row) for row in table.tolist()]
-
-
-def _ints(text: str) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", text)]
 
 
 def _items(text: str) -> list[str]:

@@ -12,7 +12,6 @@ from lts.hlo import (
     Collective,
     entry_bytes,
     list_collectives,
-    parse_groups,
     rematerialization_warnings,
 )
 
@@ -35,48 +34,6 @@ GATHER = """\
       ROOT %ag = f32[32]{{0}} all-gather(%p), replica_groups=[2,4]<=[8]
     }}
     """
-
-
-@pytest.mark.parametrize(
-    ("attributes", "groups"),
-    [
-        ("replica_groups={{0,1},{2,3}}, x", [(0, 1), (2, 3)]),
-        ("replica_groups=[2,4]<=[8], x", [(0, 1, 2, 3), (4, 5, 6, 7)]),
-        ("replica_groups=[4,2]<=[2,4]T(1,0)", [(0, 4), (1, 5), (2, 6), (3, 7)]),
-        (
-            "replica_groups=mesh['dp'=2,'tp'=4] {'dp'}, x",
-            [(0, 4), (1, 5), (2, 6), (3, 7)],
-        ),
-        (
-            "replica_groups=mesh['a'=2,'b'=4] {'a','b':(1)2}, x",
-            [(0, 2, 4, 6), (1, 3, 5, 7)],
-        ),
-        (
-            "replica_groups=mesh['a'=2,'b'=4] {'b':(2)2}, x",
-            [(0, 1), (2, 3), (4, 5), (6, 7)],
-        ),
-        (
-            "replica_groups=mesh['a'=2,'b'=3], device_ids=([3,2]T(1,0)) {'a'}, x",
-            [(0, 1), (2, 3), (4, 5)],
-        ),
-        (
-            "replica_groups=mesh['a'=2,'b'=2], device_ids=(0,2,1,3) {'b'}",
-            [(0, 2), (1, 3)],
-        ),
-        ("replica_groups={}, x", [(0, 1, 2, 3, 4, 5, 6, 7)]),
-        ("source_target_pairs={{0,1},{1,0}}, x", [(0, 1), (1, 0)]),
-        ("source_target_pairs={}", []),
-    ],
-)
-def test_every_spelling_of_groups_is_read(
-    attributes: str, groups: list[tuple[int, ...]]
-) -> None:
-    assert parse_groups(attributes, 8) == groups
-
-
-def test_text_without_groups_is_rejected() -> None:
-    with pytest.raises(ValueError, match="no replica groups or source-target pairs"):
-        parse_groups("dimensions={0}", 8)
 
 
 def test_axes_come_from_positions_in_the_flattened_mesh() -> None:
@@ -285,6 +242,7 @@ UP = "s32[] add(%i, %one)"
         ("7", "0", "GT", "s32[] subtract(%i, %one)", 7),
         ("7", "0", "GE", "s32[] subtract(%i, %three)", 3),
         ("-2", "2", "LT", UP, 4),
+        ("0", "7", "LT", "s32[] add(%k, %one)\n  %k = s32[] add(%i, %three)", 2),
     ],
 )
 def test_trips_are_solved_from_the_loop_condition(
@@ -295,6 +253,16 @@ def test_trips_are_solved_from_the_loop_condition(
     )
     assert (body.count, test.count) == (trips, trips + 1)
     assert body.trips_known and test.trips_known
+
+
+def test_start_is_found_inside_nested_tuples() -> None:
+    start = """s32[] get-tuple-element(%inner), index=1
+          %inner = (s32[], s32[]) get-tuple-element(%outer), index=0
+          %outer = ((s32[], s32[]), f32[8]{0}) tuple(%pair, %p)
+          %pair = (s32[], s32[]) tuple(%n, %five)
+          %five = s32[] constant(5)"""
+    body, test = loop(start, "s32[] constant(7)", "LT", UP)
+    assert (body.count, test.count, body.trips_known) == (2, 3, True)
 
 
 def test_loop_that_never_starts_has_only_the_collectives_of_its_test() -> None:

@@ -17,7 +17,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("hardware", "graph", "workload"),
     ("mesh", "tracing"),
     ("assignment",),
-    ("space",),
+    ("space", "hlo_groups"),
     ("cost", "apply", "hlo", "export"),
     ("compile_worker",),
     ("elite", "evaluate"),

@@ -16,7 +16,7 @@ from lts.graph import NodeKind, OpGraph
 from lts.tracing.build import Argument, draft_of
 from lts.tracing.decide import UnsupportedOpError, register_rule
 from lts.tracing.finish import Finisher
-from lts.tracing.flatten import Equation, flatten
+from lts.tracing.flatten import Equation, Tensor, flatten
 from lts.tracing.labels import link_phases
 
 __all__ = [
@@ -38,6 +38,7 @@ class Traced:
       closed: the closed jaxpr.
       places: where arrays and ops of the flat program stand in the graph.
       equations: flat equations by path; pseudo-equations left out.
+      scopes: inputs of every inner jaxpr, by its path.
       in_paths, out_paths: path of every flat argument and result.
       out_tree: tree of the result.
     """
@@ -46,6 +47,7 @@ class Traced:
     closed: Any
     places: Finisher
     equations: Mapping[tuple, Equation]
+    scopes: Mapping[tuple, list[Tensor]]
     in_paths: tuple[str, ...]
     out_paths: tuple[str, ...]
     out_tree: Any
@@ -107,6 +109,7 @@ def trace_program(
         closed=closed,
         places=places,
         equations={eq.path: eq for eq in program.equations if eq.primitive != "link"},
+        scopes=program.scopes,
         in_paths=tuple(in_paths),
         out_paths=tuple(out_paths),
         out_tree=out_tree,

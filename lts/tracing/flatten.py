@@ -70,6 +70,7 @@ class FlatProgram:
     arguments: list[Tensor]
     results: list[Tensor]
     constants: list[Tensor] = field(default_factory=list)
+    scopes: dict[Path, list[Tensor]] = field(default_factory=dict)  # inputs of bodies
     notes: list[str] = field(default_factory=list)
 
 
@@ -142,6 +143,7 @@ class _Flattener:
         jaxpr = open_jaxpr(inner)
         assert jaxpr is not None
         values: dict[Any, Tensor] = dict(zip(jaxpr.invars, ins, strict=True))
+        self.program.scopes[path] = list(ins)
         for var in jaxpr.constvars:
             tensor = self.tensor(var.aval, True)
             values[var] = tensor

@@ -61,7 +61,7 @@ def build(variant: str, layers: Literal["scan", "unrolled"] = "scan") -> DenseMo
 
 
 def random_params(model: DenseModel):
-    """Weights on the host whose norm scales are not one, so that each of them is seen."""
+    """Weights on the host; norm scales are not one, so that each of them is seen."""
     random = np.random.default_rng(0)
     return jax.tree.map(
         lambda leaf: random.normal(0.1, 0.3, leaf.shape).astype(leaf.dtype),

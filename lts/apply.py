@@ -1,0 +1,311 @@
+"""An assignment and a function to the same function with shardings inside.
+
+The jaxpr is evaluated again with `with_sharding_constraint` on operands and results of
+decision ops, on what meets another value (a cache update), and on every array that
+shares a value's layout. Inner jaxprs are rewritten with `make_jaxpr` and the same
+primitive is bound again, so scan, remat, cond and while are not re-implemented.
+
+Mesh axes must be Auto; arguments must lie on the mesh before the call.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+
+from lts.assignment import Assignment, States
+from lts.graph import Leaf, Node, OpGraph
+from lts.layout import result_spec, spec_of, state_numbers
+from lts.mesh import MeshAxis
+from lts.tracing import Traced
+from lts.tracing.flatten import Equation, Path, Tensor, inner_jaxprs, open_jaxpr
+
+AnyMesh = Mesh | AbstractMesh
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PhaseSpecs:
+    """Specs of one traced phase under an assignment.
+
+    Attributes:
+      arguments, results: spec of every flat argument and result.
+      before, after: per equation path, specs that operands and results are put to, in
+        order; by position.
+      entries: per inner jaxpr, specs that its inputs are put to.
+    """
+
+    arguments: tuple[PartitionSpec, ...]
+    results: tuple[PartitionSpec, ...]
+    before: Mapping[Path, Mapping[int, PartitionSpec]]
+    after: Mapping[Path, Mapping[int, tuple[PartitionSpec, ...]]]
+    entries: Mapping[Path, Mapping[int, PartitionSpec]]
+
+
+def matched_states(graph: OpGraph, states: Mapping[str, States]) -> list[np.ndarray]:
+    """States of every node of a graph, found in an assignment by name.
+
+    A name with a number (`attention/query#3`, the fourth of a Python loop over layers)
+    that the assignment lacks takes the states of its first: unrolled layers follow
+    their scanned twin. Likewise a parameter in a list of layers.
+
+    Raises:
+      ValueError: if a node with factors has no counterpart.
+    """
+    width = len(next(iter(states.values()), ()))
+    found = []
+    for node in graph.nodes:
+        own = next((states[n] for n in _aliases(node.name) if n in states), None)
+        if own is None:
+            if node.factors:
+                raise ValueError(
+                    f"the plan says nothing of {node.name!r}; it was made for another "
+                    "function. Search again, or apply it to the function it was "
+                    "made for"
+                )
+            own = (None,) * width
+        names = {factor.name for factor in node.factors}
+        kept = tuple(name if name in names else None for name in own)
+        found.append(state_numbers(node, kept))
+    return found
+
+
+def _aliases(name: str) -> list[str]:
+    """Names that may stand for a node, nearest first."""
+    first = "".join(
+        part.split("#")[0] + (":" if part.endswith(":") and "#" in part else "")
+        for part in (name,)
+    )
+    without_layer = "/".join(p for p in first.split("/") if not p.isdigit())
+    return [name, first, without_layer]
+
+
+def phase_specs(
+    traced: Traced, graph: OpGraph, states: Sequence[np.ndarray], assignment: Assignment
+) -> PhaseSpecs:
+    """Specs of everything in a traced phase.
+
+    Args:
+      graph: the traced graph with its factors named.
+      states: per node of `graph`, as `matched_states` gives them.
+    """
+    axes = assignment.degrees.axes
+    places = traced.places
+
+    def value_spec(tensor: Tensor) -> PartitionSpec | None:
+        node = places.node_of(tensor)
+        if node is None:
+            return None
+        return spec_of(places.factors_of(tensor), states[node], axes)
+
+    before: dict[Path, dict[int, PartitionSpec]] = {}
+    after: dict[Path, dict[int, tuple[PartitionSpec, ...]]] = {}
+    ops = {d.equation.path: i for i, d in enumerate(places.draft.decisions)}
+    crossing = {
+        (c.source.index, c.target.index): c for c in places.draft.crossings
+    }
+    for path, eq in traced.equations.items():
+        if path in ops:
+            node = graph.nodes[ops[path]]
+            before[path], after[path] = _op_specs(eq, node, states, places, axes)
+            continue
+        outs = {i: value_spec(out) for i, out in enumerate(eq.outs)}
+        after[path] = {i: (spec,) for i, spec in outs.items() if spec is not None}
+        for i, operand in enumerate(eq.ins):
+            met = crossing.get((operand.index, eq.outs[0].index)) if eq.outs else None
+            if met is not None and len(operand.shape) == len(eq.outs[0].shape):
+                before.setdefault(path, {})[i] = _met_spec(met, places, states, axes)
+    entries = {
+        path: {
+            i: spec
+            for i, tensor in enumerate(tensors)
+            if (spec := value_spec(tensor)) is not None
+        }
+        for path, tensors in traced.scopes.items()
+    }
+    program = places.draft.program
+    return PhaseSpecs(
+        arguments=tuple(value_spec(t) or PartitionSpec() for t in program.arguments),
+        results=tuple(value_spec(t) or PartitionSpec() for t in program.results),
+        before=before,
+        after=after,
+        entries=entries,
+    )
+
+
+def _met_spec(crossing, places, states, axes: Sequence[MeshAxis]) -> PartitionSpec:
+    node = places.node_of(crossing.target)
+    factors = places.factors_of(crossing.target)
+    dims = [None if j is None else factors[j] for j in crossing.dims]
+    return spec_of(dims, states[node], axes)
+
+
+def _op_specs(
+    eq: Equation,
+    node: Node,
+    states: Sequence[np.ndarray],
+    places: Any,
+    axes: Sequence[MeshAxis],
+) -> tuple[dict[int, PartitionSpec], dict[int, tuple[PartitionSpec, ...]]]:
+    own = states[node.index]
+    operands = {
+        i: spec_of(operand.factors, own, axes)
+        for i, operand in enumerate(node.operands)
+        if operand.value >= 0
+    }
+    results: dict[int, tuple[PartitionSpec, ...]] = {}
+    for i, (result, tensor) in enumerate(zip(node.results, eq.outs, strict=True)):
+        if result.value < 0:
+            continue
+        there, factors = states[result.value], places.factors_of(tensor)
+        first = result_spec(result.factors, node, own, factors, there, axes)
+        last = spec_of(factors, there, axes)
+        results[i] = (first,) if first == last else (first, last)
+    return operands, results
+
+
+class _Rewriter:
+    def __init__(self, specs: PhaseSpecs, mesh: AnyMesh) -> None:
+        self.specs = specs
+        self.mesh = mesh
+
+    def put(self, value: Any, spec: PartitionSpec) -> Any:
+        return jax.lax.with_sharding_constraint(value, NamedSharding(self.mesh, spec))
+
+    def rewritten(self, inner: Any, path: Path) -> Any:
+        """`inner` with constraints, as the type it came in."""
+        jaxpr, consts = open_jaxpr(inner), getattr(inner, "consts", ())
+        assert jaxpr is not None
+        avals = [
+            jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype, weak_type=v.aval.weak_type)
+            for v in jaxpr.invars
+        ]
+
+        def run(*args: jax.Array) -> list[jax.Array]:
+            entry = self.specs.entries.get(path, {})
+            args = tuple(
+                self.put(a, entry[i]) if i in entry else a for i, a in enumerate(args)
+            )
+            return self.evaluate(jaxpr, consts, args, path)
+
+        closed = jax.make_jaxpr(run)(*avals)
+        if isinstance(inner, type(closed)):
+            return closed
+        assert not closed.consts, f"{path}: an open jaxpr has no place for constants"
+        return closed.jaxpr
+
+    def params(self, equation: Any, path: Path) -> dict[str, Any]:
+        """Parameters to bind an equation again, inner jaxprs rewritten."""
+        params = dict(equation.params)
+        for piece, inner in inner_jaxprs(equation):
+            new, name = self.rewritten(inner, (*path, *piece)), piece[0]
+            if len(piece) == 2:  # one of a tuple of jaxprs: the branches of cond
+                items = list(params[name])
+                items[piece[1]] = new
+                new = tuple(items)
+            params[name] = new
+        return equation.primitive.get_bind_params(params)
+
+    def evaluate(
+        self, jaxpr: Any, consts: Sequence, args: Sequence, path: Path
+    ) -> list[jax.Array]:
+        """Evaluate a jaxpr, every array put to its specs."""
+        values = dict(zip(jaxpr.constvars, consts, strict=True))
+        values.update(zip(jaxpr.invars, args, strict=True))
+        resharded: dict[tuple[Any, PartitionSpec], Any] = {}
+        lies: dict[Any, PartitionSpec] = {}  # where a value was put last
+
+        def read(atom: Any) -> Any:
+            return atom.val if hasattr(atom, "val") else values[atom]
+
+        for index, equation in enumerate(jaxpr.eqns):
+            here = (*path, index)
+            before = self.specs.before.get(here, {})
+            operands = []
+            for number, atom in enumerate(equation.invars):
+                value, spec = read(atom), before.get(number)
+                if spec is None or hasattr(atom, "val"):
+                    operands.append(value)
+                    continue
+                if lies.get(atom) != spec:
+                    # One reshard for all consumers that want the same layout.
+                    if (atom, spec) not in resharded:
+                        resharded[atom, spec] = self.put(value, spec)
+                    value = resharded[atom, spec]
+                operands.append(value)
+            params = self.params(equation, here)
+            with equation.ctx.manager:
+                outs = equation.primitive.bind(*operands, **params)
+            outs = outs if equation.primitive.multiple_results else [outs]
+            after = self.specs.after.get(here, {})
+            for number, (var, out) in enumerate(
+                zip(equation.outvars, outs, strict=True)
+            ):
+                for spec in after.get(number, ()):
+                    out = self.put(out, spec)
+                    lies[var] = spec
+                values[var] = out
+        return [read(atom) for atom in jaxpr.outvars]
+
+
+def constrained(
+    traced: Traced, specs: PhaseSpecs, mesh: AnyMesh
+) -> Callable[..., list[jax.Array]]:
+    """The traced program on flat arguments, with constraints inside."""
+    rewriter = _Rewriter(specs, mesh)
+
+    def run(*leaves: jax.Array) -> list[jax.Array]:
+        return rewriter.evaluate(traced.closed.jaxpr, traced.closed.consts, leaves, ())
+
+    return run
+
+
+def jitted(
+    traced: Traced, specs: PhaseSpecs, mesh: AnyMesh, donate: Sequence[int] = ()
+) -> Any:
+    """`jax.jit` of the constrained program on flat arguments.
+
+    Args:
+      donate: numbers of the flat arguments to donate.
+    """
+
+    def put(found: Sequence[PartitionSpec]) -> list[NamedSharding]:
+        return [NamedSharding(mesh, spec) for spec in found]
+
+    return jax.jit(
+        constrained(traced, specs, mesh),
+        in_shardings=tuple(put(specs.arguments)),
+        out_shardings=put(specs.results),
+        donate_argnums=tuple(donate),
+        keep_unused=True,
+    )
+
+
+def leaf_spec(
+    leaf: Leaf, node: Node, states: States, axes: Sequence[MeshAxis]
+) -> PartitionSpec:
+    """Spec of an argument or result."""
+    return spec_of(leaf.factors, state_numbers(node, states), axes)
+
+
+def without_unit_axes(assignment: Assignment) -> Assignment:
+    """The assignment with mesh axes of size 1 left out; one is kept if all are."""
+    axes = assignment.degrees.axes
+    keep = [i for i, axis in enumerate(axes) if axis.size > 1] or [0]
+
+    def kept(states: States) -> States:
+        return tuple(states[i] for i in keep)
+
+    return Assignment(
+        degrees=dataclasses.replace(
+            assignment.degrees, axes=tuple(axes[i] for i in keep)
+        ),
+        roles={group: kept(states) for group, states in assignment.roles.items()},
+        states={
+            phase: {name: kept(states) for name, states in nodes.items()}
+            for phase, nodes in assignment.states.items()
+        },
+    )
