@@ -14,12 +14,15 @@ not divide are repaired by dropping outer axes first, so every candidate is lega
 for its batch, which the cost model masks.
 """
 
+import difflib
 import itertools
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from lts.assignment import Assignment, States
 from lts.graph import NONE, Factor, Node, NodeKind, OpGraph
@@ -80,6 +83,7 @@ class Space:
     role_labels: tuple[tuple[int, ...], ...]  # per group
     label_names: Mapping[int, str]
     variables: tuple[Variable, ...]
+    pinned: tuple[tuple[int, int], ...] = ()  # gene, value that it always has
 
     @property
     def num_axes(self) -> int:
@@ -195,6 +199,9 @@ class Space:
           `[variables]`.
         """
         axes, out = self.num_axes, []
+        picks = np.array(picks)
+        for gene, value in self.pinned:
+            picks[gene] = value
         degrees = int(picks[0])
         for i, variable in enumerate(self.variables):
             code, base = 0, 1 + len(variable.factors)
@@ -283,6 +290,71 @@ class Space:
                 if state != have[axis]:
                     picks[self.first_override + i * self.num_axes + axis] = state + 1
         return picks
+
+
+def pin(space: Space, specs: Mapping[str, PartitionSpec]) -> Space:
+    """The space with the layout of some arguments given.
+
+    Args:
+      specs: per argument path, its spec over the mesh axes of the space.
+
+    Raises:
+      ValueError: for an unknown path or axis, a dim that cannot be sharded, or ways
+        that do not divide it.
+    """
+    names = [axis.name for axis in space.degrees[0].axes]
+    pinned = dict(space.pinned)
+    for path, spec in specs.items():
+        variable, factors = _leaf_factors(space, path)
+        states = dict.fromkeys(names, NONE)
+        for dim, entry in enumerate(spec):
+            for name in (entry,) if isinstance(entry, str) else entry or ():
+                if name not in states:
+                    raise ValueError(
+                        f"cannot pin {path!r} to {spec}: the mesh has no axis "
+                        f"{name!r}; it has {', '.join(names)}"
+                    )
+                factor = factors[dim] if dim < len(factors) else None
+                if factor is None:
+                    raise ValueError(
+                        f"cannot pin {path!r} to {spec}: dim {dim} cannot be sharded"
+                    )
+                states[name] = factor + 1
+        own = space.variables[variable]
+        for factor, f in enumerate(own.factors):
+            ways = math.prod(
+                a.size for a in space.degrees[0].axes if states[a.name] == factor + 1
+            )
+            if not f.batched and f.units % ways:
+                raise ValueError(
+                    f"cannot pin {path!r} to {spec}: {ways} ways do not divide dim "
+                    f"{f.name!r} of {f.units}"
+                )
+        start = space.first_override + variable * space.num_axes
+        for axis, name in enumerate(names):
+            pinned[start + axis] = states[name] + 1
+    return replace(space, pinned=tuple(sorted(pinned.items())))
+
+
+def _leaf_factors(space: Space, path: str) -> tuple[int, list[int | None]]:
+    """Variable of an argument, and the variable's factor on each of its dims."""
+    known = []
+    for number, variable in enumerate(space.variables):
+        order = [factor.name for factor in variable.factors]
+        for phase, index in variable.members:
+            node = space.graphs[phase].nodes[index]
+            for leaf in node.leaves:
+                if leaf.is_output:
+                    continue
+                known.append(leaf.path)
+                if leaf.path == path:
+                    names = [None if f is None else node.factors[f].name for f in leaf.factors]
+                    return number, [order.index(n) if n in order else None for n in names]
+    near = difflib.get_close_matches(path, known, n=3)
+    raise ValueError(
+        f"no argument {path!r}; "
+        + (f"did you mean {', '.join(near)}?" if near else f"there are {', '.join(known)}")
+    )
 
 
 def build_space(graphs: Mapping[str, OpGraph], degrees: Sequence[Degrees]) -> Space:

@@ -229,6 +229,8 @@ def loop(
 
 
 UP = "s32[] add(%i, %one)"
+UP_BY_FOUR = """s32[] add(%one, %k)
+          %k = s32[] add(%i, %three)"""
 
 
 @pytest.mark.parametrize(
@@ -242,7 +244,7 @@ UP = "s32[] add(%i, %one)"
         ("7", "0", "GT", "s32[] subtract(%i, %one)", 7),
         ("7", "0", "GE", "s32[] subtract(%i, %three)", 3),
         ("-2", "2", "LT", UP, 4),
-        ("0", "7", "LT", "s32[] add(%k, %one)\n  %k = s32[] add(%i, %three)", 2),
+        ("0", "7", "LT", UP_BY_FOUR, 2),
     ],
 )
 def test_trips_are_solved_from_the_loop_condition(

@@ -17,7 +17,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("hardware", "graph", "workload"),
     ("mesh", "tracing"),
     ("assignment",),
-    ("space", "hlo_groups"),
+    ("space", "hlo_groups", "hlo_text"),
     ("cost", "apply", "hlo", "export"),
     ("compile_worker",),
     ("elite", "evaluate"),

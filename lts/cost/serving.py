@@ -54,9 +54,8 @@ class Outcome(NamedTuple):
 
 
 def _over(value: jax.Array, limit: float | None) -> jax.Array:
-    if limit is None:
-        return jnp.where(jnp.isfinite(value), 0.0, IMPOSSIBLE)
-    return jnp.clip(jnp.log(value / limit), 0.0, IMPOSSIBLE)
+    over = 0.0 if limit is None else jnp.clip(jnp.log(value / limit), 0.0, IMPOSSIBLE)
+    return jnp.where(jnp.isfinite(value), over, IMPOSSIBLE)
 
 
 def _best(objective: jax.Array, violation: jax.Array) -> tuple[jax.Array, jax.Array]:

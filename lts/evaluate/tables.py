@@ -77,7 +77,10 @@ class TableEvaluator:
         Args:
           picks: int32 `[genes, candidates]`.
         """
-        return self._outcome(self._arrays, jnp.asarray(picks, jnp.int32))
+        picks = jnp.asarray(picks, jnp.int32)
+        for gene, value in self.space.pinned:
+            picks = picks.at[gene].set(value)
+        return self._outcome(self._arrays, picks)
 
     def evaluate(self, picks: jax.Array) -> Scores:
         """Objective and violation of candidates; counts one evaluation each."""

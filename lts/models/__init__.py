@@ -5,13 +5,21 @@ per KV head), k (head size), b (batch), s (new tokens), t (cached positions). He
 never folded into one dimension, so that each can be sharded by itself.
 """
 
-from lts.models.config import DecoderConfig, kv_bytes_per_token, read_config
+from lts.models.config import (
+    DecoderConfig,
+    config_from_dict,
+    config_to_dict,
+    kv_bytes_per_token,
+    read_config,
+)
 from lts.models.dense import DenseModel
 from lts.models.loading import load, names
 
 __all__ = [
     "DecoderConfig",
     "DenseModel",
+    "config_from_dict",
+    "config_to_dict",
     "kv_bytes_per_token",
     "load",
     "names",

@@ -4,7 +4,7 @@ Field names follow config.json, so that a reader needs one vocabulary for both.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import jax.numpy as jnp
@@ -12,7 +12,12 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from lts.models.features import unsupported_features
-from lts.models.rope import RopeScaling, read_rope_scaling
+from lts.models.rope import (
+    LinearRope,
+    Llama3Rope,
+    RopeScaling,
+    read_rope_scaling,
+)
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 _DTYPES = ("bfloat16", "float16", "float32")
@@ -101,6 +106,28 @@ class DecoderConfig:
 
     def _bad(self, what: str) -> ValueError:
         return ValueError(f"config of {self.name!r}: {what}")
+
+
+def config_to_dict(config: DecoderConfig) -> dict[str, Any]:
+    """Plain JSON data of a config; `config_from_dict` is its inverse."""
+    return asdict(config)
+
+
+def config_from_dict(data: Mapping[str, Any]) -> DecoderConfig:
+    """The config that `config_to_dict` wrote.
+
+    Raises:
+      ValueError: if a field is missing, unknown or bad.
+    """
+    fields = dict(data)
+    rope = fields.pop("rope_scaling", None)
+    try:
+        if rope is not None:
+            kind = Llama3Rope if "low_freq_factor" in rope else LinearRope
+            fields["rope_scaling"] = kind(**rope)
+        return DecoderConfig(**fields)
+    except TypeError as error:
+        raise ValueError(f"not a decoder config: {error}") from None
 
 
 def read_config(fields: Mapping[str, Any], name: str) -> DecoderConfig:

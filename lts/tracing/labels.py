@@ -61,12 +61,18 @@ def link_phases(
     letters = _letters(set(roots.values()))
     numbers: dict[Key, int] = {}
     for phase, graph in graphs.items():
+        for node in graph.values:  # what an argument has gets a letter
+            if any(not leaf.is_output for leaf in node.leaves):
+                for factor in node.factors:
+                    root = find((phase, factor.label))
+                    if root not in roots:
+                        roots[root] = next(letters)
+    for phase, graph in graphs.items():
         for node in graph.nodes:
-            for factor in node.factors:
+            for place, factor in enumerate(node.factors):
                 root = find((phase, factor.label))
                 numbers.setdefault(root, len(numbers))
-                if root not in roots:
-                    roots[root] = next(letters)
+                roots.setdefault(root, f"{node.name}.{place}")
     linked = {
         phase: _relabelled(graph, phase, find, numbers, roots)
         for phase, graph in graphs.items()
@@ -199,3 +205,21 @@ def _common_name(names: Sequence[str]) -> str:
     split = [name.split("/") for name in names]
     prefix = os.path.commonprefix(split)
     return "/".join(prefix) if prefix else names[0]
+
+
+def dim_names(graphs: Mapping[str, OpGraph]) -> dict[str, tuple[str, ...]]:
+    """Name of the factor on every dim of every argument: hints for a later trace."""
+    found: dict[str, tuple[str, ...]] = {}
+    for graph in graphs.values():
+        for node in graph.values:
+            for leaf in node.leaves:
+                if not leaf.is_output:
+                    names = [
+                        "" if f is None else node.factors[f].name.rstrip("'")
+                        for f in leaf.factors
+                    ]
+                    before = found.get(leaf.path, ("",) * len(names))
+                    found[leaf.path] = tuple(
+                        old or new for old, new in zip(before, names, strict=True)
+                    )
+    return found

@@ -1,0 +1,427 @@
+"""`search` and `price`: the two ways to a `Plan`."""
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
+
+from lts.apply import matched_states, phase_specs, without_unit_axes
+from lts.assignment import Assignment
+from lts.cost.breakdown import breakdown, memory_parts
+from lts.degrees import by_hand, by_specs, named_degrees
+from lts.evaluate.bound import RELAXED, relaxed_bound, relaxed_outcome
+from lts.hardware import Cluster
+from lts.mesh import Degrees, MeshAxis, enumerate_degrees
+from lts.methods import METHODS, run
+from lts.models import DenseModel, load
+from lts.phase import ModelSource, PhasePlan
+from lts.plan import Metrics, Plan
+from lts.prepare import (
+    NoFeasiblePlanError,
+    Prepared,
+    gigabytes,
+    prepare_function,
+    prepare_problem,
+)
+from lts.problem import STEP, Problem, zoo_problem
+from lts.tracing.labels import dim_names
+from lts.workload import Workload
+
+DEFAULT_METHOD = "learn_to_shard"
+DEFAULT_BUDGET = 30_000
+
+Target = str | os.PathLike[str] | DenseModel | Problem | Callable[..., Any]
+
+
+def search(
+    target: Target,
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    cluster: Cluster | None = None,
+    workload: Workload | None = None,
+    mesh: Mesh | None = None,
+    pin: Mapping[str, PartitionSpec] | None = None,
+    method: str = DEFAULT_METHOD,
+    budget: int = DEFAULT_BUDGET,
+    seed: int = 0,
+    serving: str = "colocated",
+    weight_dtype: str | None = None,
+    kv_dtype: str | None = None,
+    max_stages: int | None = None,
+    on_unknown: str = "error",
+    on_progress: Callable[[int, float], None] | None = None,
+) -> Plan:
+    """Find how to shard a function, or a model to serve.
+
+    Args:
+      target: a function (with `args`, `kwargs`: arrays or `ShapeDtypeStruct`s; the
+        objective is its step time), or a zoo name, the path of a Hugging Face
+        config.json, a `DenseModel` or a `Problem` (with `workload`; the objective is
+        generated tokens/s/GPU within its limits, read tokens/s/GPU if it generates
+        none).
+      cluster: to plan for; None with `mesh` means as many H100s as it has devices.
+      mesh: search on this mesh; its axes are given, stages are 1.
+      pin: per argument path, a spec that it must have; needs `mesh`.
+      method: a name of `lts.methods.METHODS`.
+      budget: candidates to score.
+      seed: same seed, same plan.
+      serving: "colocated": prefill and decode on the same GPUs.
+      weight_dtype, kv_dtype: None for the config's own.
+      max_stages: pipeline stages at most; 1 for plans that run as one program.
+      on_unknown: "error", or "replicate" for primitives without a rule.
+      on_progress: called with evaluations and the best log objective.
+
+    Raises:
+      ValueError: for bad input; the message says what to do.
+      NoFeasiblePlanError: if no plan keeps the limits.
+      UnsupportedOpError: for a primitive without a rule.
+    """
+    if method not in METHODS:
+        raise ValueError(f"unknown method {method!r}; there are {', '.join(METHODS)}")
+    if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1:
+        raise ValueError(f"budget must be a positive integer, got {budget!r}")
+    prepared, context = _prepare(
+        target,
+        args,
+        kwargs,
+        cluster=cluster,
+        workload=workload,
+        mesh=mesh,
+        pin=pin,
+        serving=serving,
+        weight_dtype=weight_dtype,
+        kv_dtype=kv_dtype,
+        max_stages=max_stages,
+        on_unknown=on_unknown,
+    )
+    evaluator = prepared.evaluator
+    found = run(
+        METHODS[method](evaluator, budget),
+        evaluator,
+        budget=budget,
+        key=jax.random.key(seed),
+        on_progress=on_progress,
+    )
+    if found.violation > 0:
+        raise NoFeasiblePlanError(_why_infeasible(prepared, found.picks))
+    provenance = {
+        "method": method,
+        "seed": seed,
+        "budget": budget,
+        "evaluations": found.evaluations,
+    }
+    return _plan(prepared, found.picks, context, provenance)
+
+
+def price(
+    target: Target,
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    cluster: Cluster | None = None,
+    workload: Workload | None = None,
+    mesh: Mesh | None = None,
+    degrees: Mapping[str, int] | None = None,
+    specs: Mapping[str, PartitionSpec] | None = None,
+    serving: str = "colocated",
+    weight_dtype: str | None = None,
+    kv_dtype: str | None = None,
+    on_unknown: str = "error",
+) -> Plan:
+    """Price a layout that already runs, without searching.
+
+    Args:
+      target, args, kwargs, cluster, workload, serving, weight_dtype, kv_dtype: as
+        `search`.
+      degrees: of "pp", "dp", "tp", "cp"; what is left over is data parallel.
+      mesh, specs: or a mesh, and specs of arguments by path over its axes; operators
+        follow their weights.
+
+    Raises:
+      ValueError: if neither or both of degrees and specs are given, or they do not fit.
+      NoFeasiblePlanError: if the layout breaks a limit; the message says by how much.
+    """
+    if (degrees is None) == (specs is None):
+        raise ValueError("price needs degrees={'tp': 8, 'pp': 2} or specs={path: spec}")
+    prepared, context = _prepare(
+        target,
+        args,
+        kwargs,
+        cluster=cluster,
+        workload=workload,
+        mesh=mesh,
+        pin=None,
+        serving=serving,
+        weight_dtype=weight_dtype,
+        kv_dtype=kv_dtype,
+        max_stages=None,
+        on_unknown=on_unknown,
+    )
+    if degrees is not None:
+        picks = by_hand(prepared.space, degrees)
+    else:
+        picks = by_specs(prepared.space, specs or {})
+    outcome = prepared.evaluator.outcome(picks[:, None])
+    if float(outcome.violation[0]) > 0:
+        raise NoFeasiblePlanError(_why_infeasible(prepared, picks))
+    provenance = {"method": "price", "seed": 0, "budget": 1, "evaluations": 1}
+    return _plan(prepared, picks, context, provenance)
+
+
+class _Context:
+    """What a plan remembers of its problem."""
+
+    def __init__(
+        self,
+        workload: Workload | None,
+        problem: Problem | None,
+        model: ModelSource | None,
+        call: tuple[Any, Sequence[Any], Mapping[str, Any]] | None,
+    ) -> None:
+        self.workload = workload
+        self.problem = problem
+        self.model = model
+        self.call = call
+
+
+def _prepare(
+    target: Target,
+    args: Sequence[Any] | None,
+    kwargs: Mapping[str, Any] | None,
+    *,
+    cluster: Cluster | None,
+    workload: Workload | None,
+    mesh: Mesh | None,
+    pin: Mapping[str, PartitionSpec] | None,
+    serving: str,
+    weight_dtype: str | None,
+    kv_dtype: str | None,
+    max_stages: int | None,
+    on_unknown: str,
+) -> tuple[Prepared, _Context]:
+    if serving != "colocated":
+        raise ValueError(
+            f"serving is {serving!r}; this version plans 'colocated' serving"
+        )
+    if pin and mesh is None:
+        raise ValueError("pin needs mesh=: specs name the axes of a mesh of yours")
+    found: tuple[Degrees, ...] | None = None
+    if mesh is not None:
+        cluster = cluster or _cluster_of(mesh)
+        found = (_degrees_of(mesh, cluster),)
+    if cluster is None:
+        raise ValueError("no cluster: pass cluster=lts.Cluster.parse('h100:1x8')")
+    options: dict[str, Any] = {"pins": pin, "on_unknown": on_unknown}
+    model = None
+    if isinstance(target, str | os.PathLike):
+        target = load(target)
+    if isinstance(target, DenseModel):
+        if workload is None:
+            raise ValueError(
+                f"{target.name} is a model to serve: pass workload=lts.Workload("
+                "input_len=..., output_len=...)"
+            )
+        model = ModelSource(
+            model=target,
+            workload=workload,
+            weight_dtype=weight_dtype,
+            kv_dtype=kv_dtype,
+        )
+        target = model.stage_problem(1)
+    if isinstance(target, Problem):
+        if workload is None:
+            raise ValueError(f"{target.name} is to be served: pass workload=")
+        if args is not None or kwargs:
+            raise ValueError("a model to serve brings its own arguments; drop args")
+        prepared = prepare_problem(
+            target,
+            workload,
+            cluster,
+            degrees=found or _limited(target, workload, cluster, max_stages),
+            **options,
+        )
+        return prepared, _Context(workload, target, model, None)
+    if workload is not None:
+        raise ValueError(
+            "a workload needs a model to serve; wrap functions in lts.Problem, or drop "
+            "workload to minimise one function's step time"
+        )
+    call = (target, tuple(args or ()), dict(kwargs or {}))
+    prepared = prepare_function(*call, cluster, degrees=found, **options)
+    return prepared, _Context(None, None, None, call)
+
+
+def _limited(
+    problem: Problem, workload: Workload, cluster: Cluster, max_stages: int | None
+) -> tuple[Degrees, ...] | None:
+    if max_stages is None:
+        return None
+    if max_stages < 1:
+        raise ValueError(f"max_stages must be at least 1, got {max_stages}")
+    if max_stages == 1:
+        return enumerate_degrees(cluster)
+    every = enumerate_degrees(cluster, num_layers=math.factorial(8))
+    return tuple(d for d in every if d.stages <= max_stages)
+
+
+def _cluster_of(mesh: Mesh) -> Cluster:
+    gpus = min(mesh.size, 8)
+    if mesh.size % gpus:
+        raise ValueError(
+            f"a mesh of {mesh.size} devices fills no number of 8-GPU nodes; pass "
+            "cluster="
+        )
+    return Cluster.preset("h100", nodes=mesh.size // gpus, gpus_per_node=gpus)
+
+
+def _degrees_of(mesh: Mesh, cluster: Cluster) -> Degrees:
+    """The user's mesh; inner axes lie inside a node as far as they fill it."""
+    if mesh.size != cluster.num_gpus:
+        raise ValueError(
+            f"the mesh has {mesh.size} devices, the cluster {cluster} "
+            f"{cluster.num_gpus}; they must be equal"
+        )
+    filled, inside = 1, {}
+    for name in reversed(mesh.axis_names):
+        filled *= mesh.shape[name]
+        inside[name] = filled <= cluster.gpus_per_node
+    return Degrees(
+        stages=1,
+        axes=tuple(
+            MeshAxis(name=name, size=mesh.shape[name], inside=inside[name])
+            for name in mesh.axis_names
+        ),
+    )
+
+
+def _plan(
+    prepared: Prepared,
+    picks: np.ndarray,
+    context: _Context,
+    provenance: Mapping[str, Any],
+) -> Plan:
+    evaluator, space = prepared.evaluator, prepared.space
+    outcome = jax.tree.map(
+        lambda x: np.asarray(x)[0], evaluator.outcome(picks[:, None])
+    )
+    assignment = without_unit_axes(space.decode(picks))
+    main, last = outcome.places[0], list(space.graphs)[-1]
+    places = {
+        phase: int(main if phase == last else outcome.places[1])
+        for phase in space.graphs
+    }
+    parts = breakdown(evaluator.tables, picks, places)
+    degrees = int(picks[0])
+    phases = {}
+    for phase in space.graphs:
+        batch = int(evaluator.tables.phases[phase].batches[degrees, places[phase]])
+        seconds = sum(part.time_s for part in parts if part.phase == phase)
+        phases[phase] = _phase_plan(prepared, phase, assignment, batch, seconds, context)
+    memory = memory_parts(evaluator.tables, picks)
+    served = context.workload is not None
+    objective = float(outcome.objective)
+    concurrency = int(outcome.concurrency) if served else None
+    metrics = Metrics(
+        step_time_s=float(outcome.step_time_s),
+        ttft_s=_number(outcome.ttft_s),
+        tpot_s=_number(outcome.tpot_s),
+        tokens_per_s_per_gpu=objective if served else None,
+        concurrency=concurrency,
+        peak_bytes=float(outcome.peak_bytes),
+        weight_bytes=memory["weights"] if served else memory["arguments"],
+        cache_bytes=memory["cache_per_sequence"] * (concurrency or 0),
+        breakdown=parts,
+    )
+    return Plan(
+        cluster=evaluator.tables.cluster,
+        workload=context.workload,
+        assignment=assignment,
+        degrees=named_degrees(space, picks),
+        metrics=metrics,
+        objective=objective,
+        bound=max(objective, relaxed_bound(evaluator.tables, context.workload)),
+        gap_kind=RELAXED,
+        phases=phases,
+        model=context.model,
+        notes=tuple(
+            f"{phase}: {note}"
+            for phase, graph in prepared.graphs.items()
+            for note in graph.notes
+        ),
+        **provenance,
+    )
+
+
+def _number(value: Any) -> float | None:
+    return None if np.isnan(value) else float(value)
+
+
+def _phase_plan(
+    prepared: Prepared,
+    phase: str,
+    assignment: Assignment,
+    batch: int,
+    seconds: float,
+    context: _Context,
+) -> PhasePlan:
+    traced, graph = prepared.traced[phase], prepared.graphs[phase]
+    states = matched_states(graph, assignment.states[phase])
+    specs = phase_specs(traced, graph, states, assignment)
+    problem = context.problem
+    plan = PhasePlan(
+        name=phase,
+        assignment=assignment,
+        batch=batch,
+        step_time_s=seconds,
+        arguments=dict(zip(traced.in_paths, specs.arguments, strict=True)),
+        results=dict(zip(traced.out_paths, specs.results, strict=True)),
+        dims=dim_names({phase: graph}),
+        donated=(problem.cache,) if problem is not None else (),
+        model=context.model,
+    )
+    if problem is not None:
+        return plan.bind(problem.function(phase), problem.args(phase, batch))
+    assert context.call is not None and phase == STEP
+    return plan.bind(*context.call)
+
+
+def _why_infeasible(prepared: Prepared, picks: np.ndarray) -> str:
+    """Which limit binds, and the smallest relaxation."""
+    evaluator = prepared.evaluator
+    workload, cluster = evaluator.workload, evaluator.tables.cluster
+    found = jax.tree.map(lambda x: np.asarray(x)[0], evaluator.outcome(picks[:, None]))
+    misses = []
+    if found.peak_bytes > cluster.usable_bytes:
+        memory = memory_parts(evaluator.tables, picks)
+        cache = memory["cache_per_sequence"] * np.nan_to_num(found.concurrency)
+        terms = {
+            "weights": memory["weights"],
+            "KV cache": cache,
+            "arguments": memory["arguments"],
+        }
+        terms["activations"] = float(found.peak_bytes) - sum(terms.values())
+        largest = max(terms, key=lambda name: terms[name])
+        misses.append(
+            f"memory: {gigabytes(found.peak_bytes)} per GPU, mostly {largest} "
+            f"({gigabytes(terms[largest])}), of {gigabytes(cluster.usable_bytes)} "
+            "usable; add GPUs or shorten the context"
+        )
+    if workload is not None:
+        for name, reached, limit in (
+            ("TTFT", found.ttft_s, workload.ttft_s),
+            ("TPOT", found.tpot_s, workload.tpot_s),
+        ):
+            if limit is not None and reached > limit:
+                misses.append(
+                    f"{name}: {reached * 1e3:.1f} ms against a limit of "
+                    f"{limit * 1e3:g} ms; --{name.lower()}-ms "
+                    f"{math.ceil(reached * 1e3)} would do"
+                )
+    if not misses:
+        misses.append("no batch that the layout divides; try another concurrency")
+    return f"no feasible plan on {cluster}; the nearest misses " + "; and ".join(misses)

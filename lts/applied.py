@@ -1,0 +1,140 @@
+"""A function with a phase of a plan applied: traced at its first call, then jitted."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+from lts.apply import AnyMesh, PhaseSpecs, jitted, matched_states, phase_specs
+from lts.assignment import Assignment
+from lts.graph import OpGraph
+from lts.problem import argument_names
+from lts.tracing import Traced, link_phases, trace_program
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Lowerable:
+    """One signature of an applied function."""
+
+    step: Any  # jax.jit of flat arguments
+    traced: Traced
+    graph: OpGraph
+    states: list[np.ndarray]
+    specs: PhaseSpecs
+    leaves: list[Any]  # abstract flat arguments
+
+
+@dataclass(eq=False, kw_only=True)
+class AppliedStep:
+    """A jitted function with shardings inside; call it as the function itself.
+
+    Arguments must lie on the mesh already (`plan.device_put`). Each new signature of
+    shapes is traced once. Donated arguments are invalid after a call.
+
+    Attributes:
+      function: the user's.
+      assignment: without axes of size 1.
+      phase: of the assignment.
+      dims: names of the dims of every argument, by path.
+      mesh: with Auto axes; abstract for lowering only.
+      donated: names of arguments whose buffers the results may take.
+    """
+
+    function: Callable[..., Any]
+    assignment: Assignment
+    phase: str
+    dims: Mapping[str, Sequence[str]]
+    mesh: AnyMesh
+    donated: tuple[str, ...] = ()
+    _found: dict[Any, Lowerable] = field(default_factory=dict)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The function's result."""
+        found = self.prepared(args, kwargs)
+        outs = found.step(*jax.tree.leaves((args, kwargs)))
+        return jax.tree.unflatten(found.traced.out_tree, outs)
+
+    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+        """Lowered for these (possibly abstract) arguments, as `jax.jit` does."""
+        found = self.prepared(args, kwargs)
+        return found.step.lower(*found.leaves)
+
+    def prepared(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Lowerable:
+        """The jit for a signature, traced at its first use."""
+        leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)))
+        abstract = [jax.ShapeDtypeStruct(np.shape(x), _dtype(x)) for x in leaves]
+        key = (tree, tuple((leaf.shape, leaf.dtype) for leaf in abstract))
+        if key not in self._found:
+            self._found[key] = self._prepare(tree, abstract)
+        return self._found[key]
+
+    def _prepare(self, tree: Any, leaves: list[Any]) -> Lowerable:
+        args, kwargs = jax.tree.unflatten(tree, leaves)
+        names = argument_names(self.function, len(args))
+        traced = trace_program(self.function, args, kwargs, names=names)
+        graph = link_phases({self.phase: traced.graph}, self.dims)[self.phase]
+        states = matched_states(graph, self.assignment.states[self.phase])
+        specs = phase_specs(traced, graph, states, self.assignment)
+        _check_divides(specs, traced, leaves, self.mesh)
+        heads = {*self.donated}
+        donate = [
+            i for i, path in enumerate(traced.in_paths) if path.split("/")[0] in heads
+        ]
+        step = jitted(traced, specs, self.mesh, donate)
+        return Lowerable(
+            step=step,
+            traced=traced,
+            graph=graph,
+            states=states,
+            specs=specs,
+            leaves=leaves,
+        )
+
+
+def _dtype(leaf: Any) -> Any:
+    return leaf.dtype if hasattr(leaf, "dtype") else jax.dtypes.canonicalize_dtype(
+        np.result_type(leaf)
+    )
+
+
+def _check_divides(
+    specs: PhaseSpecs, traced: Traced, leaves: Sequence[Any], mesh: AnyMesh
+) -> None:
+    for path, leaf, spec in zip(
+        traced.in_paths, leaves, specs.arguments, strict=True
+    ):
+        for dim, entry in enumerate(spec):
+            names = (entry,) if isinstance(entry, str) else entry or ()
+            ways = int(np.prod([mesh.shape[name] for name in names], dtype=int))
+            if leaf.shape[dim] % ways:
+                raise ValueError(
+                    f"cannot apply the plan to {path!r} of shape {leaf.shape}: dim "
+                    f"{dim} (size {leaf.shape[dim]}) over mesh axes {names} (size "
+                    f"{ways}). Call it with a size that {ways} divides, or search "
+                    "again for these shapes"
+                )
+
+
+def auto_mesh(
+    devices: Sequence[Any] | None, shape: Mapping[str, int]
+) -> Mesh | AbstractMesh:
+    """A mesh with Auto axes over `devices` (abstract for None), in their order."""
+    auto = (AxisType.Auto,) * len(shape)
+    if devices is None:
+        return AbstractMesh(tuple(shape.values()), tuple(shape), axis_types=auto)
+    grid = np.array(devices).reshape(tuple(shape.values()))
+    return Mesh(grid, tuple(shape), axis_types=auto)
+
+
+def put(tree: Any, specs: Any, mesh: Mesh) -> Any:
+    """`jax.device_put` of a pytree to a pytree of specs."""
+    leaves, structure = jax.tree.flatten(tree)
+    flat = jax.tree.leaves(specs, is_leaf=lambda s: isinstance(s, PartitionSpec))
+    placed = [
+        jax.device_put(x, NamedSharding(mesh, s))
+        for x, s in zip(leaves, flat, strict=True)
+    ]
+    return jax.tree.unflatten(structure, placed)

@@ -1,0 +1,97 @@
+"""Where the time and memory of one candidate go: rows for people."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from lts.cost.tables import CostTables
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One node or reshard of a plan.
+
+    Attributes:
+      phase: of the program.
+      name: of the node, or `source -> target` of a reshard.
+      kind: "op", "value" (elementwise kernels and reductions) or "reshard".
+      time_s: seconds per step, all trips.
+      states: what each mesh axis shards; for a reshard None.
+    """
+
+    phase: str
+    name: str
+    kind: str
+    time_s: float
+    states: tuple[str | None, ...] | None = None
+
+
+def breakdown(
+    tables: CostTables, picks: np.ndarray, places: dict[str, int]
+) -> tuple[Part, ...]:
+    """Parts of a candidate, in program order; parts that take no time are left out.
+
+    Args:
+      picks: host `[genes]`.
+      places: per phase, the index of its batch in the grid.
+    """
+    space, d = tables.space, int(picks[0])
+    choices = space.choices(picks)
+    parts = []
+    for phase, found in tables.phases.items():
+        place = places[phase]
+        for node, variable, table in zip(
+            found.graph.nodes, found.variables, found.node_time_s, strict=True
+        ):
+            choice = choices[variable]
+            own = space.variables[variable]
+            states = space.choice_states(int(variable))[choice]
+            parts.append(
+                Part(
+                    phase=phase,
+                    name=node.name,
+                    kind="op" if node.is_op else "value",
+                    time_s=float(table[d, choice, place]),
+                    states=tuple(
+                        None if s == 0 else own.factors[s - 1].name for s in states
+                    ),
+                )
+            )
+        seen: set[tuple[int, int]] = set()
+        batch = float(found.batches[d, place])
+        for edge in found.edges:
+            source = int(edge.source_codes[choices[edge.source]])
+            target = int(edge.target_codes[choices[edge.target]])
+            if (edge.first_like, target) in seen:
+                continue
+            seen.add((edge.first_like, target))
+            time_s = edge.fixed_s[d, source, target]
+            time_s += edge.per_batch_s[d, source, target] * batch
+            nodes = edge.edge.source, edge.edge.target
+            ends = (found.graph.nodes[i].name for i in nodes)
+            parts.append(
+                Part(
+                    phase=phase,
+                    name=" -> ".join(ends),
+                    kind="reshard",
+                    time_s=float(time_s),
+                )
+            )
+    return tuple(part for part in parts if part.time_s > 0)
+
+
+def memory_parts(tables: CostTables, picks: np.ndarray) -> dict[str, float]:
+    """Bytes per GPU: `weights`, `cache_per_sequence`, `arguments` (plain functions)."""
+    space, d = tables.space, int(picks[0])
+    choices, stages = space.choices(picks), space.degrees[d].stages
+
+    def total(found) -> list[float]:
+        return [float(table[d, choices[v]]) for v, table in found.items()]
+
+    outer = total(tables.outer_bytes)
+    return {
+        "weights": sum(total(tables.looped_bytes)) / stages
+        + (max(outer, default=0.0) if stages > 1 else sum(outer)),
+        "cache_per_sequence": sum(total(tables.cache_bytes)) / stages,
+        "arguments": sum(total(tables.held_bytes)),
+    }

@@ -1,0 +1,106 @@
+"""Which collectives a plan should make the compiler emit, one row each.
+
+The counterpart of `lts.hlo.list_collectives`: kind, axes, bytes of the local result, and
+how often. XLA's CPU pipeline keeps a reduce-scatter as an all-reduce and a slice, so
+for that target it is predicted as an all-reduce.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lts.cost.collective import Step, reshard_steps, result_fraction
+from lts.cost.roofline import reduced_axes
+from lts.cost.tables import edge_states
+from lts.graph import Node, OpGraph
+from lts.mesh import MeshAxis
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predicted:
+    """One predicted collective: `nbytes` is its result on one device."""
+
+    kind: str
+    axes: tuple[str, ...]
+    nbytes: int
+    count: int
+    reason: str
+
+
+def predicted_collectives(
+    graph: OpGraph,
+    states: Sequence[np.ndarray],
+    axes: Sequence[MeshAxis],
+    *,
+    scatters: bool,
+) -> list[Predicted]:
+    """Collectives of a graph under an assignment.
+
+    Args:
+      graph: traced at the shapes that are compiled.
+      states: per node, `[axes]`.
+      scatters: whether the target makes reduce-scatters.
+    """
+    sizes = np.array([axis.size for axis in axes])
+    inside = np.array([axis.inside for axis in axes])
+    rows: list[Predicted] = []
+    seen = set()
+    for edge in graph.edges:
+        source, dims = edge_states(edge, graph.nodes, states[edge.source], True)
+        target, _ = edge_states(edge, graph.nodes, states[edge.target], False)
+        key = (edge.source, edge.tensor, dims, tuple(target))
+        if key in seen:
+            continue
+        seen.add(key)
+        ends = [graph.nodes[i].name for i in (edge.source, edge.target)]
+        for step in reshard_steps(source, target, len(dims), sizes, inside):
+            kind, fraction = step.kind, float(result_fraction(step))
+            if kind == "reduce_scatter" and not scatters:
+                kind, fraction = "all_reduce", float(step.fraction)
+            nbytes = round(edge.array.nbytes * fraction)
+            rows += _row(kind, step, axes, nbytes, edge.trips, " -> ".join(ends))
+    for node in graph.values:
+        rows += _reductions(node, states[node.index], axes, sizes)
+    return rows
+
+
+def _row(
+    kind: str,
+    step: Step,
+    axes: Sequence[MeshAxis],
+    nbytes: int,
+    count: int,
+    reason: str,
+) -> list[Predicted]:
+    names = tuple(a.name for a, on in zip(axes, step.axes, strict=True) if on)
+    if not names:
+        return []
+    return [
+        Predicted(kind=kind, axes=names, nbytes=nbytes, count=count, reason=reason)
+    ]
+
+
+def _reductions(
+    node: Node, states: np.ndarray, axes: Sequence[MeshAxis], sizes: np.ndarray
+) -> list[Predicted]:
+    rows = []
+    for reduction in node.reductions:
+        taking = reduced_axes(reduction.reduced, states) & (sizes > 1)
+        names = tuple(a.name for a, on in zip(axes, taking, strict=True) if on)
+        if not names:
+            continue
+        ways = 1
+        for factor in reduction.factors:
+            if factor is not None:
+                ways *= int(np.where(states == factor + 1, sizes, 1).prod())
+        rows.append(
+            Predicted(
+                kind="all_reduce",
+                axes=names,
+                nbytes=round(reduction.array.nbytes / ways),
+                count=reduction.trips,
+                reason=f"reduction in {node.name}",
+            )
+        )
+    return rows

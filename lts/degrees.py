@@ -1,0 +1,230 @@
+"""Between degrees that people say (tp 8, pp 2) and candidates of a space."""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from lts.graph import NodeKind
+from lts.space import Space, pin
+
+NAMES = ("pp", "dp", "tp", "cp")
+
+
+def main_group(space: Space) -> int:
+    """Number of the group that degrees are named after: the one next to the cache.
+
+    Without a cache, the group with most ops.
+    """
+    for variable in space.variables:
+        if variable.kind is NodeKind.CACHE and variable.groups:
+            return variable.groups[0]
+    *_, graph = space.graphs.values()
+    sizes = [len(ops) for _, ops in graph.groups]
+    return int(np.argmax(sizes)) if sizes else 0
+
+
+def tensor_labels(space: Space, group: int) -> tuple[int, ...]:
+    """Labels that tensor parallelism shards in a group, first choice first.
+
+    Not those of the residual stream, but those of weights that most ops share (KV
+    heads, then query heads per KV head; the feed-forward index).
+    """
+    *_, graph = space.graphs.values()
+    weights = {
+        factor.label
+        for node in graph.values
+        if node.kind is NodeKind.PARAMETER
+        for factor in node.factors
+    }
+    count: dict[int, int] = {}
+    for op in graph.groups[group][1]:
+        for label in {factor.label for factor in graph.nodes[op].factors}:
+            count[label] = count.get(label, 0) + 1
+    found = [
+        label
+        for label in space.role_labels[group]
+        if label in weights and label not in graph.hub_labels and label in count
+    ]
+    return tuple(sorted(found, key=lambda label: -count[label]))
+
+
+def batch_labels(space: Space) -> frozenset[int]:
+    """Labels that scale with the serving batch."""
+    return frozenset(
+        factor.label
+        for variable in space.variables
+        for factor in variable.factors
+        if factor.batched
+    )
+
+
+def sequence_labels(space: Space, group: int) -> tuple[int, ...]:
+    """Labels of positions: neither of weights nor the batch."""
+    weights = {
+        factor.label
+        for variable in space.variables
+        if variable.kind is NodeKind.PARAMETER
+        for factor in variable.factors
+    }
+    batch = batch_labels(space)
+    return tuple(
+        label
+        for label in space.role_labels[group]
+        if label not in weights and label not in batch
+    )
+
+
+def named_degrees(space: Space, picks: np.ndarray) -> dict[str, int]:
+    """Degrees of a candidate, by what the main group's ops do with every axis.
+
+    An axis counts as what most ops of the group shard with it; one that they all leave
+    alone is a replica and counts as dp.
+    """
+    degrees = space.degrees[int(picks[0])]
+    found = {"pp": degrees.stages, "dp": 1, "tp": 1, "cp": 1}
+    group, choices = main_group(space), space.choices(picks)
+    batch, positions = batch_labels(space), sequence_labels(space, group)
+    *_, (phase, graph) = space.graphs.items()
+    ops = {(phase, op) for op in graph.groups[group][1]} if graph.groups else set()
+    for axis, size in enumerate(a.size for a in degrees.axes):
+        votes = {"dp": 0, "tp": 0, "cp": 0}
+        for number, variable in enumerate(space.variables):
+            if not ops & set(variable.members):
+                continue
+            state = space.choice_states(number)[choices[number], axis]
+            if state:
+                label = variable.factors[state - 1].label
+                kind = "dp" if label in batch else "cp" if label in positions else "tp"
+                votes[kind] += 1
+        found[max(votes, key=lambda kind: votes[kind])] *= size
+    return {**found, "moe_tp": 1, "moe_ep": 1}
+
+
+def by_hand(space: Space, degrees: Mapping[str, int]) -> np.ndarray:
+    """The candidate of degrees by column / row rules; the rest is data parallel.
+
+    Raises:
+      ValueError: for an unknown or non-positive degree, or degrees that no mesh of the
+        space has.
+    """
+    for name, value in degrees.items():
+        if name not in NAMES:
+            raise ValueError(f"unknown degree {name!r}; there are {', '.join(NAMES)}")
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} must be a positive integer, got {value!r}")
+    stages, tp, cp = (degrees.get(name, 1) for name in ("pp", "tp", "cp"))
+    for number, found in enumerate(space.degrees):
+        if found.stages != stages:
+            continue
+        sizes = [axis.size for axis in found.axes]
+        split = _split(sizes, (tp, cp))
+        rest = found.mesh_size // (tp * cp)
+        if split is not None and degrees.get("dp", rest) == rest:
+            return _with_roles(space, number, split)
+    have = sorted({(d.stages, d.mesh_size) for d in space.degrees})
+    raise ValueError(
+        f"no mesh has degrees {dict(degrees)}: pp x dp x tp x cp must use all GPUs; "
+        "stages x GPUs of a stage can be "
+        + ", ".join(f"{stages} x {size}" for stages, size in have)
+    )
+
+
+def _split(sizes: list[int], wanted: tuple[int, int]) -> list[int] | None:
+    """Per axis 0 (tp), 1 (cp) or 2 (dp), innermost first; None if it cannot be."""
+
+    def place(axis: int, left: tuple[int, int]) -> list[int] | None:
+        if axis < 0:
+            return [] if left == (1, 1) else None
+        size = sizes[axis]
+        for use in (0, 1):
+            if size > 1 and left[use] % size == 0:
+                rest = (left[0] // size, left[1]) if use == 0 else (left[0], left[1] // size)
+                found = place(axis - 1, rest)
+                if found is not None:
+                    return [*found, use]
+        found = place(axis - 1, left)
+        return None if found is None else [*found, 2]
+
+    return place(len(sizes) - 1, wanted)
+
+
+def _with_roles(space: Space, number: int, split: list[int]) -> np.ndarray:
+    picks = np.zeros(space.num_genes, np.int32)
+    picks[0] = number
+    sizes = [axis.size for axis in space.degrees[number].axes]
+    batch = batch_labels(space)
+    for group in range(len(space.groups)):
+        labels = space.role_labels[group]
+        tensor = list(tensor_labels(space, group))
+        units = _units(space, tensor)
+        for axis in reversed(range(len(sizes))):
+            choice: int | None = None
+            if split[axis] == 0 and tensor:
+                while len(tensor) > 1 and units[tensor[0]] % sizes[axis]:
+                    tensor.pop(0)
+                choice = tensor[0]
+                units[choice] = max(1, units[choice] // sizes[axis])
+            elif split[axis] == 1:
+                choice = next(iter(sequence_labels(space, group)), None)
+            elif split[axis] == 2:
+                choice = next((label for label in labels if label in batch), None)
+            if choice is not None:
+                place = space.first_role + group * space.num_axes + axis
+                picks[place] = 1 + labels.index(choice)
+    return picks
+
+
+def _units(space: Space, labels: list[int]) -> dict[int, int]:
+    units = {label: 0 for label in labels}
+    for variable in space.variables:
+        for factor in variable.factors:
+            if factor.label in units:
+                units[factor.label] = math.gcd(units[factor.label], factor.units)
+    return units
+
+
+def by_specs(space: Space, specs: Mapping[str, PartitionSpec]) -> np.ndarray:
+    """The candidate in which arguments have given specs and ops follow them.
+
+    An op shards by an axis what its arguments of that axis shard; values inherit from
+    no role and follow the op that writes them.
+
+    Raises:
+      ValueError: as `lts.space.pin`.
+    """
+    picks = np.zeros(space.num_genes, np.int32)
+    for gene, value in pin(space, specs).pinned:
+        picks[gene] = value
+    number_of = {m: i for i, v in enumerate(space.variables) for m in v.members}
+    axes = space.num_axes
+
+    def gene(variable: int, axis: int) -> int:
+        return space.first_override + variable * axes + axis
+
+    for _ in range(2 * max(len(graph.nodes) for graph in space.graphs.values())):
+        before = picks.copy()
+        for phase, graph in space.graphs.items():
+            for edge in graph.edges:
+                ends = number_of[phase, edge.source], number_of[phase, edge.target]
+                source, target = (graph.nodes[i] for i in (edge.source, edge.target))
+                names = {
+                    source.factors[i].name: target.factors[j].name
+                    for i, j in zip(
+                        edge.source_factors, edge.target_factors, strict=True
+                    )
+                    if i is not None and j is not None
+                }
+                order = [f.name for f in space.variables[ends[0]].factors]
+                there = [f.name for f in space.variables[ends[1]].factors]
+                for axis in range(axes):
+                    override = int(picks[gene(ends[0], axis)])
+                    if override < 2 or picks[gene(ends[1], axis)]:
+                        continue
+                    name = names.get(order[override - 2])
+                    if name in there:
+                        picks[gene(ends[1], axis)] = 2 + there.index(name)
+        if (picks == before).all():
+            break
+    return picks

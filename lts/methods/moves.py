@@ -1,0 +1,103 @@
+"""The prior over candidates and the small changes of them that methods share.
+
+Every method draws from the same prior in the same encoding, so that a comparison of
+methods compares no encodings.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lts.cost.features import INHERIT_SHARE
+from lts.space import INHERIT, Space
+
+MOVES = {
+    "degrees": 0.04,
+    "role": 0.3,
+    "swap roles": 0.1,
+    "override": 0.36,
+    "inherit": 0.2,
+}
+"""Chance of every kind of move."""
+
+
+def sample_prior(space: Space, key: jax.Array, count: int) -> jax.Array:
+    """Candidates from the prior, int32 `[genes, count]`.
+
+    Degrees and roles are uniform; an override inherits with `INHERIT_SHARE`, else it
+    is uniform over all its values.
+    """
+    value_key, inherit_key = jax.random.split(key)
+    shape = (space.num_genes, count)
+    picks = _uniform_values(space, value_key, shape)
+    inherit = jax.random.bernoulli(inherit_key, INHERIT_SHARE, shape)
+    override = np.arange(space.num_genes) >= space.first_override
+    return jnp.where(override[:, None] & inherit, INHERIT, picks)
+
+
+def _uniform_values(space: Space, key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    limits = jnp.asarray(space.cardinalities)[:, None]
+    values = (jax.random.uniform(key, shape) * limits).astype(jnp.int32)
+    return jnp.minimum(values, limits - 1)
+
+
+def live_genes(space: Space, degrees: jax.Array) -> jax.Array:
+    """Genes that have an effect: all but those of axes of size 1.
+
+    Args:
+      degrees: int32 `[candidates]`.
+
+    Returns:
+      bool `[genes, candidates]`.
+    """
+    axes = np.array([gene.axis for gene in space.genes])
+    live = np.where(axes < 0, True, space.sizes[:, axes] > 1)
+    return jnp.asarray(live.T)[:, degrees]
+
+
+def move(space: Space, key: jax.Array, picks: jax.Array) -> jax.Array:
+    """Every candidate with one small change; int32 `[genes, candidates]`.
+
+    A change is new degrees, one new role, two axes of a group with their roles
+    swapped, one new override, or one override back to "inherit".
+    """
+    kind_key, gene_key, value_key, axis_key = jax.random.split(key, 4)
+    genes, count = picks.shape
+    weights = jnp.log(jnp.array([*MOVES.values()]))
+    kind = jax.random.categorical(kind_key, weights, shape=(count,))
+    level = np.array(["degrees role override".split().index(g.kind) for g in space.genes])
+    live = live_genes(space, picks[0])
+    open_ = live & (jnp.asarray(space.cardinalities)[:, None] > 1)
+    wanted = jnp.array([0, 1, 1, 2, 2])[kind]
+    among = open_ & (level[:, None] == wanted)
+    returning = among & (picks != INHERIT)
+    among = jnp.where((kind == 4) & returning.any(0), returning, among)
+    # a gene drawn uniformly from those of the kind; none if there are none
+    drawn = jax.random.uniform(gene_key, picks.shape)
+    gene = jnp.argmax(jnp.where(among, drawn, -1.0), axis=0)
+    limit = jnp.asarray(space.cardinalities)[gene]
+    now = jnp.take_along_axis(picks, gene[None], axis=0)[0]
+    step = jax.random.uniform(value_key, (count,)) * (limit - 1)
+    other = (now + 1 + step.astype(jnp.int32)) % limit
+    value = jnp.where(kind == 4, INHERIT, other)
+    chosen = (jnp.arange(genes)[:, None] == gene) & among
+    changed = jnp.where(chosen, value, picks)
+    return jnp.where(kind == 2, _swapped(space, axis_key, picks, gene, changed), changed)
+
+
+def _swapped(
+    space: Space, key: jax.Array, picks: jax.Array, gene: jax.Array, fallback: jax.Array
+) -> jax.Array:
+    """Roles of the axis of `gene` and another axis swapped; `fallback` if equal."""
+    axes = space.num_axes
+    if axes == 1:
+        return fallback
+    owner, axis = (gene - space.first_role) // axes, (gene - space.first_role) % axes
+    step = jax.random.randint(key, gene.shape, 1, axes)
+    other = space.first_role + owner * axes + (axis + step) % axes
+    here = jnp.take_along_axis(picks, gene[None], axis=0)
+    there = jnp.take_along_axis(picks, other[None], axis=0)
+    rows = jnp.arange(len(picks))[:, None]
+    swapped = jnp.where(rows == gene, there, jnp.where(rows == other, here, picks))
+    is_role = (gene >= space.first_role) & (gene < space.first_override)
+    return jnp.where(is_role & (here != there)[0], swapped, fallback)

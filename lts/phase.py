@@ -1,0 +1,287 @@
+"""One phase of a plan: its specs, and how to apply and verify it."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from lts.applied import AppliedStep, auto_mesh, put
+from lts.assignment import Assignment
+from lts.cost.predict import predicted_collectives
+from lts.models import DenseModel, config_from_dict, config_to_dict
+from lts.problem import Problem, argument_names, zoo_problem
+from lts.tracing import argument_paths
+from lts.verify import Report, compare, compile_for_cpu
+from lts.workload import Workload
+
+Specs = Mapping[str, PartitionSpec]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSource:
+    """The model that a plan serves, so that it can be built again."""
+
+    model: DenseModel
+    workload: Workload
+    weight_dtype: str | None
+    kv_dtype: str | None
+
+    def stage_problem(self, stages: int) -> Problem:
+        """The problem of one pipeline stage: its share of the layers."""
+        config = self.model.config
+        layers = config.num_hidden_layers // stages
+        own = dataclasses.replace(config, num_hidden_layers=layers)
+        return zoo_problem(
+            DenseModel(config=own, layers=self.model.layers),
+            self.workload,
+            weight_dtype=self.weight_dtype,
+            kv_dtype=self.kv_dtype,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON data."""
+        return {
+            "name": self.model.name,
+            "config": config_to_dict(self.model.config),
+            "layers": self.model.layers,
+            "weight_dtype": self.weight_dtype,
+            "kv_dtype": self.kv_dtype,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], workload: Workload) -> "ModelSource":
+        """The source that `to_dict` wrote."""
+        return cls(
+            model=DenseModel(
+                config=config_from_dict(data["config"]), layers=data["layers"]
+            ),
+            workload=workload,
+            weight_dtype=data["weight_dtype"],
+            kv_dtype=data["kv_dtype"],
+        )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PhasePlan:
+    """One phase of a plan: its specs, and how to apply and verify it.
+
+    Attributes:
+      name: of the phase.
+      assignment: of the whole plan.
+      batch: sequences that one call works on (per pipeline stage).
+      step_time_s: of one call.
+      arguments, results: spec by path.
+      dims: names of the dims of every argument, by path.
+      donated: names of arguments that `apply` donates.
+      trees: structures of (args, kwargs) and of the result; None until bound.
+    """
+
+    name: str
+    assignment: Assignment
+    batch: int
+    step_time_s: float
+    arguments: Specs
+    results: Specs
+    dims: Mapping[str, Sequence[str]]
+    donated: tuple[str, ...] = ()
+    trees: tuple[Any, Any] | None = None
+    model: ModelSource | None = None
+
+    def _tree(self, number: int, specs: Specs) -> Any:
+        if self.trees is None:
+            raise ValueError(
+                "this plan was loaded from a file and knows its specs by path only; "
+                "plan.bind(function, args) gives the pytrees back"
+            )
+        return jax.tree.unflatten(self.trees[number], list(specs.values()))
+
+    @property
+    def in_specs(self) -> Any:
+        """Specs as the positional arguments; with keyword arguments (args, kwargs).
+
+        Raises:
+          ValueError: for a plan of an own function that was loaded and not bound.
+        """
+        args, kwargs = self._tree(0, self.arguments)
+        return (args, kwargs) if kwargs else args
+
+    @property
+    def out_specs(self) -> Any:
+        """Specs as the function's result.
+
+        Raises:
+          ValueError: for a plan of an own function that was loaded and not bound.
+        """
+        return self._tree(1, self.results)
+
+    def mesh(self, devices: Sequence[Any] | None = None) -> Mesh:
+        """The mesh, with Auto axes, over `devices` (default: all of jax's), in order.
+
+        Raises:
+          ValueError: if there are too few devices, or the plan has pipeline stages.
+        """
+        degrees = self.assignment.degrees
+        if degrees.stages > 1:
+            raise ValueError(
+                f"the plan has {degrees.stages} pipeline stages, each with a mesh of "
+                f"its own {degrees.shape}; one mesh cannot express it. Search with "
+                "max_stages=1 for a plan that runs as one program"
+            )
+        devices = list(jax.devices() if devices is None else devices)
+        if len(devices) < degrees.mesh_size:
+            raise ValueError(
+                f"the plan needs {degrees.mesh_size} devices ({degrees.shape}), found "
+                f"{len(devices)}; to try it without GPUs, set "
+                f"jax.config.update('jax_num_cpu_devices', {degrees.mesh_size}) first"
+            )
+        mesh = auto_mesh(devices[: degrees.mesh_size], degrees.shape)
+        assert isinstance(mesh, Mesh)
+        return mesh
+
+    def apply(
+        self, function: Callable[..., Any], *, donate: Sequence[str] | None = None
+    ) -> AppliedStep:
+        """`function`, jitted, with this phase's shardings inside.
+
+        Args:
+          donate: names of arguments to donate; None for the cache of a served model.
+        """
+        return AppliedStep(
+            function=function,
+            assignment=self.assignment,
+            phase=self.name,
+            dims=self.dims,
+            mesh=self.mesh(),
+            donated=self.donated if donate is None else tuple(donate),
+        )
+
+    def device_put(self, args: Any, kwargs: Mapping[str, Any] | None = None) -> Any:
+        """`args` on the mesh, as planned; with `kwargs`, the pair of both."""
+        mesh = self.mesh()
+        if self.trees is None:
+            flat = jax.tree.leaves((tuple(args), dict(kwargs or {})))
+            placed = put(flat, list(self.arguments.values()), mesh)
+            tree = jax.tree.structure((tuple(args), dict(kwargs or {})))
+            args, kwargs_ = jax.tree.unflatten(tree, placed)
+            return (args, kwargs_) if kwargs else args
+        specs = jax.tree.unflatten(self.trees[0], list(self.arguments.values()))
+        placed = put((tuple(args), dict(kwargs or {})), specs, mesh)
+        return placed if kwargs else placed[0]
+
+    def bind(
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> "PhasePlan":
+        """The phase with the structures of a function's arguments and result.
+
+        Raises:
+          ValueError: if the paths of the arguments are not those of the plan.
+        """
+        kwargs = dict(kwargs or {})
+        names = argument_names(function, len(args))
+        paths = argument_paths(args, kwargs, names)
+        if paths != list(self.arguments):
+            raise ValueError(
+                f"cannot bind: the plan has arguments {', '.join(self.arguments)}; "
+                f"these have {', '.join(paths)}"
+            )
+        shapes = jax.eval_shape(function, *args, **kwargs)
+        trees = jax.tree.structure((tuple(args), kwargs)), jax.tree.structure(shapes)
+        return dataclasses.replace(self, trees=trees)
+
+    def verify(
+        self,
+        function: Callable[..., Any] | None = None,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        target: str = "cpu",
+    ) -> Report:
+        """Compile the phase and compare collectives and bytes with the prediction.
+
+        Args:
+          function, args, kwargs: what to compile; nothing for a model that the plan
+            knows. With pipeline stages, one stage is compiled.
+          target: "cpu": forced CPU devices in a subprocess.
+
+        Raises:
+          ValueError: for another target, or if there is nothing to compile.
+          RuntimeError: if the compilation fails.
+        """
+        if target != "cpu":
+            raise ValueError(f"target is {target!r}; this version compiles for 'cpu'")
+        if function is None:
+            if self.model is None:
+                raise ValueError(
+                    "the plan is of a function of your own: plan.verify(function, args)"
+                )
+            problem = self.model.stage_problem(self.assignment.degrees.stages)
+            function = problem.function(self.name)
+            args = problem.args(self.name, self.batch)
+        degrees = self.assignment.degrees
+        mesh = auto_mesh(None, degrees.shape)
+        step = AppliedStep(
+            function=function,
+            assignment=self.assignment,
+            phase=self.name,
+            dims=self.dims,
+            mesh=mesh,
+            donated=self.donated,
+        )
+        found = step.prepared(tuple(args or ()), dict(kwargs or {}))
+        program = compile_for_cpu(found.step, found.leaves, degrees.mesh_size)
+        predicted = predicted_collectives(
+            found.graph, found.states, degrees.axes, scatters=False
+        )
+        nbytes = sum(
+            leaf.dtype.itemsize
+            * math.prod(NamedSharding(mesh, spec).shard_shape(leaf.shape))
+            for leaf, spec in zip(found.leaves, found.specs.arguments, strict=True)
+        )
+        return compare(self.name, program, predicted, nbytes, degrees.shape)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON data, without the trees."""
+        return {
+            "batch": self.batch,
+            "step_time_s": self.step_time_s,
+            "in_specs": [[p, _spec_to_list(s)] for p, s in self.arguments.items()],
+            "out_specs": [[p, _spec_to_list(s)] for p, s in self.results.items()],
+            "dims": {path: list(names) for path, names in self.dims.items()},
+            "donated": list(self.donated),
+        }
+
+    @classmethod
+    def from_dict(
+        cls,
+        name: str,
+        data: Mapping[str, Any],
+        assignment: Assignment,
+        model: ModelSource | None,
+    ) -> "PhasePlan":
+        """The phase that `to_dict` wrote, not bound."""
+        return cls(
+            name=name,
+            assignment=assignment,
+            batch=data["batch"],
+            step_time_s=data["step_time_s"],
+            arguments={p: _spec_from_list(s) for p, s in data["in_specs"]},
+            results={p: _spec_from_list(s) for p, s in data["out_specs"]},
+            dims={path: tuple(names) for path, names in data["dims"].items()},
+            donated=tuple(data["donated"]),
+            model=model,
+        )
+
+
+def _spec_to_list(spec: PartitionSpec) -> list[Any]:
+    return [list(e) if isinstance(e, tuple) else e for e in spec]
+
+
+def _spec_from_list(entries: Sequence[Any]) -> PartitionSpec:
+    return PartitionSpec(*(tuple(e) if isinstance(e, list) else e for e in entries))

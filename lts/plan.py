@@ -1,0 +1,296 @@
+"""The public `Plan`: an assignment with metrics, bound and provenance.
+
+A plan is what a search returns and what `plan.json` holds. Its methods only call the
+rooms below: `apply` puts its shardings into a function, `verify` compiles it, `phase`
+gives the same for one phase of a served model.
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jax.sharding import Mesh
+
+from lts.applied import AppliedStep
+from lts.assignment import Assignment
+from lts.cost.breakdown import Part
+from lts.hardware import Cluster
+from lts.phase import ModelSource, PhasePlan
+from lts.report.html import plan_html
+from lts.report.text import plan_text
+from lts.verify import Verification
+from lts.workload import Workload
+
+FORMAT = 1
+"""Version of plan.json; a reader refuses others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metrics:
+    """What a plan is predicted to reach; SI units, None where it has no meaning.
+
+    Attributes:
+      step_time_s: one call: of the function, or of one decode step (prefill only: of
+        one prefill).
+      ttft_s, tpot_s: time to first token, and per further token.
+      tokens_per_s_per_gpu: generated (prefill only: read) tokens.
+      concurrency: requests in flight.
+      peak_bytes: per GPU; `weight_bytes` and `cache_bytes` are parts of it.
+      breakdown: nodes and reshards with the time that each takes.
+    """
+
+    step_time_s: float
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    tokens_per_s_per_gpu: float | None = None
+    concurrency: int | None = None
+    peak_bytes: float = 0.0
+    weight_bytes: float = 0.0
+    cache_bytes: float = 0.0
+    breakdown: tuple[Part, ...] = ()
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Plan:
+    """How to split a program over a cluster; see the module docstring.
+
+    Attributes:
+      cluster: that it was made for.
+      workload: None for a plain function.
+      assignment: degrees, and what every mesh axis shards, operator by operator.
+      degrees: pp, dp, tp, cp, moe_tp, moe_ep.
+      metrics: predicted.
+      objective: tokens/s/GPU, or 1 / step time of a plain function.
+      bound: proven bound on the objective; `gap_kind` says how it was proven.
+      method, seed, budget, evaluations: how it was found.
+      phases: by name; the last is the main one.
+      model: None for functions of one's own.
+      notes: what the tracer could not know.
+    """
+
+    cluster: Cluster
+    workload: Workload | None
+    assignment: Assignment
+    degrees: Mapping[str, int]
+    metrics: Metrics
+    objective: float
+    bound: float
+    gap_kind: str
+    method: str
+    seed: int
+    budget: int
+    evaluations: int
+    phases: Mapping[str, PhasePlan]
+    model: ModelSource | None = None
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def gap(self) -> float:
+        """Relative distance of the objective from its bound: 0 is proven optimal."""
+        return max(0.0, 1.0 - self.objective / self.bound)
+
+    def phase(self, name: str) -> PhasePlan:
+        """One phase.
+
+        Raises:
+          ValueError: if there is none of that name.
+        """
+        if name not in self.phases:
+            raise ValueError(
+                f"the plan has no phase {name!r}; it has {', '.join(self.phases)}"
+            )
+        return self.phases[name]
+
+    @property
+    def main_phase(self) -> PhasePlan:
+        """The last phase: decode of a served model, else the only one."""
+        return list(self.phases.values())[-1]
+
+    @property
+    def in_specs(self) -> Any:
+        """Specs of the main phase's arguments; see `PhasePlan.in_specs`."""
+        return self.main_phase.in_specs
+
+    @property
+    def out_specs(self) -> Any:
+        """Specs of the main phase's result."""
+        return self.main_phase.out_specs
+
+    def mesh(self, devices: Sequence[Any] | None = None) -> Mesh:
+        """The mesh that all phases run on; see `PhasePlan.mesh`."""
+        return self.main_phase.mesh(devices)
+
+    def _phase_of(self, function: Callable[..., Any] | None) -> PhasePlan:
+        if len(self.phases) == 1:
+            return self.main_phase
+        name = getattr(function, "__name__", "")
+        if name not in self.phases:
+            raise ValueError(
+                f"which phase is {name or function!r}? The plan has "
+                f"{', '.join(self.phases)}: use plan.phase(name)"
+            )
+        return self.phases[name]
+
+    def apply(
+        self, function: Callable[..., Any], *, donate: Sequence[str] | None = None
+    ) -> AppliedStep:
+        """`function`, jitted, with the plan's shardings inside.
+
+        Of a served model, the phase is the one that the function is named after.
+        """
+        return self._phase_of(function).apply(function, donate=donate)
+
+    def device_put(self, args: Any, kwargs: Mapping[str, Any] | None = None) -> Any:
+        """Arguments of the main phase, put on the mesh as planned."""
+        return self.main_phase.device_put(args, kwargs)
+
+    def bind(
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> "Plan":
+        """The plan with pytrees for a function of one's own; see `PhasePlan.bind`."""
+        phase = self._phase_of(function).bind(function, args, kwargs)
+        return dataclasses.replace(self, phases={**self.phases, phase.name: phase})
+
+    def verify(
+        self,
+        function: Callable[..., Any] | None = None,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        target: str = "cpu",
+    ) -> Verification:
+        """Compile all phases (of a function: its own); see `PhasePlan.verify`."""
+        if function is not None:
+            phases = [self._phase_of(function)]
+        else:
+            phases = list(self.phases.values())
+        return Verification(
+            reports=tuple(
+                phase.verify(function, args, kwargs, target=target) for phase in phases
+            )
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write plan.json; the same plan gives the same bytes."""
+        text = json.dumps(self.to_dict(), indent=1, sort_keys=True) + "\n"
+        Path(path).write_text(text, encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Plan":
+        """Read a plan.json.
+
+        Raises:
+          ValueError: if the file is not one of this version's plans.
+        """
+        try:
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ValueError(f"cannot read plan '{path}': {error.strerror}") from None
+        except ValueError as error:
+            raise ValueError(f"plan '{path}' is not JSON: {error}") from None
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            found = data.get("format") if isinstance(data, dict) else None
+            raise ValueError(
+                f"'{path}' is not a plan of format {FORMAT} (found {found}); write it "
+                "with lts search --out"
+            )
+        return cls.from_dict(data)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON data, without times of the search; see docs/schemas.md."""
+        return {
+            "format": FORMAT,
+            "cluster": self.cluster.to_dict(),
+            "workload": None if self.workload is None else self.workload.to_dict(),
+            "model": None if self.model is None else self.model.to_dict(),
+            "assignment": self.assignment.to_dict(),
+            "degrees": dict(self.degrees),
+            "metrics": _metrics_to_dict(self.metrics),
+            "objective": self.objective,
+            "bound": self.bound,
+            "gap": self.gap,
+            "gap_kind": self.gap_kind,
+            "search": {
+                "method": self.method,
+                "seed": self.seed,
+                "budget": self.budget,
+                "evaluations": self.evaluations,
+            },
+            "phases": {name: p.to_dict() for name, p in self.phases.items()},
+            "phase_order": list(self.phases),
+            "notes": list(self.notes),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "Plan":
+        """The plan that `to_dict` wrote.
+
+        Raises:
+          ValueError: if a field is missing or malformed.
+        """
+        try:
+            return _plan_from_dict(data)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"malformed plan: {error} is missing or wrong") from error
+
+    def _repr_html_(self) -> str:
+        return plan_html(self.to_dict())
+
+    def __str__(self) -> str:
+        return plan_text(self.to_dict())
+
+
+def _metrics_to_dict(metrics: Metrics) -> dict[str, Any]:
+    fields = {
+        f.name: getattr(metrics, f.name)
+        for f in dataclasses.fields(metrics)
+        if f.name != "breakdown"
+    }
+    return {**fields, "breakdown": [dataclasses.asdict(p) for p in metrics.breakdown]}
+
+
+def _plan_from_dict(data: Mapping[str, Any]) -> Plan:
+    assignment = Assignment.from_dict(data["assignment"])
+    workload = None if data["workload"] is None else Workload(**data["workload"])
+    model = None
+    if data["model"] is not None:
+        assert workload is not None
+        model = ModelSource.from_dict(data["model"], workload)
+    metrics = dict(data["metrics"])
+    parts = tuple(
+        Part(**{**p, "states": None if p["states"] is None else tuple(p["states"])})
+        for p in metrics.pop("breakdown")
+    )
+    phases = {}
+    for name in data["phase_order"]:
+        phases[name] = PhasePlan.from_dict(
+            name, data["phases"][name], assignment, model
+        )
+        if model is not None:
+            problem = model.stage_problem(1)
+            args = problem.args(name, phases[name].batch)
+            phases[name] = phases[name].bind(problem.function(name), args)
+    search = data["search"]
+    return Plan(
+        cluster=Cluster.from_dict(data["cluster"]),
+        workload=workload,
+        assignment=assignment,
+        degrees=data["degrees"],
+        metrics=Metrics(**metrics, breakdown=parts),
+        objective=data["objective"],
+        bound=data["bound"],
+        gap_kind=data["gap_kind"],
+        method=search["method"],
+        seed=search["seed"],
+        budget=search["budget"],
+        evaluations=search["evaluations"],
+        phases=phases,
+        model=model,
+        notes=tuple(data["notes"]),
+    )

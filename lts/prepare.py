@@ -1,0 +1,245 @@
+"""From a problem and a cluster to an evaluator: trace, space, tables.
+
+Also says early, and with the remedy, when nothing can fit.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from lts.cost.memory import is_looped, leaf_bytes
+from lts.cost.roofline import shard
+from lts.cost.tables import batch_ladder, build_tables, member_states, padded
+from lts.evaluate.tables import TableEvaluator
+from lts.graph import NodeKind, OpGraph
+from lts.hardware import Cluster
+from lts.mesh import Degrees, enumerate_degrees
+from lts.problem import (
+    STEP,
+    TRACED_BATCH,
+    Problem,
+    linked,
+    trace_function,
+    trace_problem,
+)
+from lts.space import Space, build_space, pin
+from lts.tracing import Traced
+from lts.tracing.labels import hub_value
+from lts.workload import Workload
+
+MAX_NODES = 512
+"""Nodes up to which a cluster that would do is looked for."""
+
+
+class NoFeasiblePlanError(RuntimeError):
+    """No plan keeps all limits; the message says which one binds and what would do."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Prepared:
+    """A problem, ready to be searched."""
+
+    traced: Mapping[str, Traced]
+    graphs: Mapping[str, OpGraph]
+    evaluator: TableEvaluator
+
+    @property
+    def space(self) -> Space:
+        """The space of candidates."""
+        return self.evaluator.space
+
+
+def gigabytes(nbytes: float) -> str:
+    """`12.3 GB`, decimal."""
+    return f"{nbytes / 1e9:.1f} GB"
+
+
+def prepare_problem(
+    problem: Problem,
+    workload: Workload,
+    cluster: Cluster,
+    *,
+    degrees: Sequence[Degrees] | None = None,
+    pins: Mapping[str, PartitionSpec] | None = None,
+    on_unknown: str = "error",
+) -> Prepared:
+    """Trace a model to serve and price its space.
+
+    Raises:
+      NoFeasiblePlanError: if weights and one request do not fit.
+    """
+    phases = ("prefill",) if workload.prefill_only else ("prefill", "decode")
+    traced = trace_problem(problem, phases, TRACED_BATCH, on_unknown)
+    graphs = linked(traced, problem.dim_names)
+    layers = max(op.trips for op in graphs[phases[-1]].ops)
+    found = degrees or enumerate_degrees(cluster, num_layers=layers)
+    space = pin(build_space(graphs, found), pins or {})
+    check_fit(graphs, space, cluster, layers, problem.name)
+    top = _most_sequences(graphs[phases[-1]], cluster)
+    batches = {"prefill": _prompt_grid(space, workload, top)}
+    if not workload.prefill_only:
+        batches["decode"] = _decode_grid(space, workload, top)
+    return _prepared(traced, graphs, space, cluster, batches, TRACED_BATCH, workload)
+
+
+def prepare_function(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    cluster: Cluster,
+    *,
+    degrees: Sequence[Degrees] | None = None,
+    pins: Mapping[str, PartitionSpec] | None = None,
+    on_unknown: str = "error",
+) -> Prepared:
+    """Trace a plain function and price its space; one stage, one batch."""
+    traced = {STEP: trace_function(function, args, kwargs, on_unknown)}
+    graphs = linked(traced)
+    if not graphs[STEP].nodes:
+        raise ValueError(
+            "the function has no array to shard: it only touches scalars. Give it "
+            "arguments of the shapes that it runs at"
+        )
+    found = degrees or enumerate_degrees(cluster)
+    space = pin(build_space(graphs, found), pins or {})
+    batches = {STEP: np.ones((len(space.degrees), 1), np.int64)}
+    return _prepared(traced, graphs, space, cluster, batches, 1, None)
+
+
+def _prepared(
+    traced: Mapping[str, Traced],
+    graphs: Mapping[str, OpGraph],
+    space: Space,
+    cluster: Cluster,
+    batches: Mapping[str, np.ndarray],
+    traced_batch: int,
+    workload: Workload | None,
+) -> Prepared:
+    hubs = {
+        phase: hub.index
+        for phase, graph in graphs.items()
+        if (hub := hub_value(graph)) is not None
+    }
+    tables = build_tables(space, cluster, batches, traced_batch, hubs)
+    evaluator = TableEvaluator(tables=tables, workload=workload)
+    return Prepared(traced=traced, graphs=graphs, evaluator=evaluator)
+
+
+def _held(graph: OpGraph, kind: NodeKind) -> float:
+    return sum(
+        leaf.array.nbytes
+        for node in graph.values
+        if node.kind is kind
+        for leaf in node.leaves
+        if not leaf.is_output
+    )
+
+
+def _most_sequences(graph: OpGraph, cluster: Cluster) -> int:
+    """Sequences whose caches could fill what the weights leave, over all GPUs."""
+    room = cluster.num_gpus * cluster.usable_bytes - _held(graph, NodeKind.PARAMETER)
+    per_sequence = _held(graph, NodeKind.CACHE) / TRACED_BATCH
+    most = room / per_sequence if per_sequence else 4096 * cluster.num_gpus
+    return int(max(1, min(most, 4096 * cluster.num_gpus)))
+
+
+def _decode_grid(space: Space, workload: Workload, top: int) -> np.ndarray:
+    if workload.concurrency is not None:
+        return np.array(
+            [[math.ceil(workload.concurrency / d.stages)] for d in space.degrees]
+        )
+    return padded(
+        [batch_ladder(d.mesh_size, max(1, top // d.stages)) for d in space.degrees]
+    )
+
+
+def _prompt_grid(space: Space, workload: Workload, top: int) -> np.ndarray:
+    rows = []
+    for d in space.degrees:
+        limit = max(1, top // d.stages)
+        if workload.prefill_only and workload.concurrency is not None:
+            rows.append([math.ceil(workload.concurrency / d.stages)])
+            continue
+        powers = {2**i for i in range(1 + int(math.log2(4 * d.mesh_size)))}
+        meshes = {d.mesh_size * k for k in (1, 2, 3)}
+        rows.append(sorted(n for n in powers | meshes if n <= limit))
+    return padded(rows)
+
+
+def _least_bytes(space: Space, graph: OpGraph, kind: NodeKind) -> np.ndarray:
+    """Fewest bytes per GPU of weights, or of one request's cache; `[degrees]`."""
+    ones = np.ones((len(space.degrees), 1), np.int64)
+    stages = np.array([d.stages for d in space.degrees])
+    *_, last = space.graphs
+    looped, outer = np.zeros(len(stages)), [np.zeros(len(stages))]
+    for number, variable in enumerate(space.variables):
+        for phase, index in variable.members:
+            if phase != last or variable.kind is not kind:
+                continue
+            node = graph.nodes[index]
+            states = member_states(space, number, node)
+            sharding = shard(node, states, space.degrees, ones, TRACED_BATCH)
+            legal = space.repaired[number] == np.arange(len(states))
+            legal = legal & sharding.batch_legal(node.factors)[..., 0]
+            nbytes = leaf_bytes(node, sharding)[..., 0]
+            least = np.where(legal, nbytes, np.inf).min(1)
+            if is_looped(node, graph) or kind is NodeKind.CACHE:
+                looped = looped + least
+            else:
+                outer.append(least)
+    outside = np.where(stages > 1, np.max(outer, 0), np.sum(outer, 0))
+    return looped / stages + outside
+
+
+def check_fit(
+    graphs: Mapping[str, OpGraph],
+    space: Space,
+    cluster: Cluster,
+    layers: int,
+    name: str,
+) -> None:
+    """Refuse a problem whose weights and one request's cache cannot fit.
+
+    Raises:
+      NoFeasiblePlanError: naming the term that binds and the smallest cluster of the
+        same GPUs that would do.
+    """
+    graph = list(graphs.values())[-1]
+
+    def needed(space: Space) -> tuple[float, float]:
+        weights = _least_bytes(space, graph, NodeKind.PARAMETER)
+        total = weights + _least_bytes(space, graph, NodeKind.CACHE)
+        best = int(total.argmin())
+        return float(weights[best]), float(total[best])
+
+    weights, total = needed(space)
+    usable = cluster.usable_bytes
+    if total <= usable:
+        return
+    term = "the weights" if weights > usable else "the KV cache of one request"
+    amount = weights if weights > usable else total - weights
+    where = "" if weights > usable else f" beside {gigabytes(weights)} of weights"
+    remedy = f"no cluster of these GPUs up to {MAX_NODES} nodes would do"
+    for larger in _larger(cluster):
+        other = build_space(graphs, enumerate_degrees(larger, num_layers=layers))
+        if needed(other)[1] <= usable:
+            remedy = f"the smallest cluster of these GPUs that would do is {larger}"
+            break
+    raise NoFeasiblePlanError(
+        f"{name} does not fit {cluster}: {term} need {gigabytes(amount)} per GPU at "
+        f"least{where}, of {gigabytes(usable)} usable; {remedy}"
+    )
+
+
+def _larger(cluster: Cluster):
+    for gpus in range(cluster.gpus_per_node + 1, 9):
+        if cluster.nodes == 1:
+            yield cluster.resized(1, gpus)
+    gpus = max(cluster.gpus_per_node, 8)
+    for nodes in range(max(2, cluster.nodes), MAX_NODES + 1):
+        if nodes * gpus > cluster.num_gpus:
+            yield cluster.resized(nodes, gpus)

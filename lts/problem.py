@@ -1,0 +1,177 @@
+"""What is to be sharded: one function, or a model's prefill and decode.
+
+A `Problem` knows its phases, their abstract arguments at any batch size, which
+arguments are weights, and which are caches. It is traced once, at `TRACED_BATCH`;
+dims that change with the batch are found by asking for the arguments at another size.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from lts.graph import NodeKind, OpGraph
+from lts.models import DenseModel
+from lts.tracing import Traced, argument_paths, link_phases, trace_program
+from lts.workload import Workload
+
+TRACED_BATCH = 32
+"""Sequences at which served models are traced: no size of a model, so not mistaken."""
+
+STEP = "step"
+"""Name of the only phase of a plain function."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Problem:
+    """A model to serve: its functions and a callable that gives their arguments.
+
+    Attributes:
+      prefill: reads prompts; called as `prefill(*args("prefill", batch))`.
+      decode: generates one token per sequence; likewise.
+      args: from phase and batch, the abstract positional arguments.
+      weights: name of the argument that holds the parameters.
+      cache: name of the argument that holds the KV cache.
+      name: what messages call it.
+      dim_names: per argument path, names of its dims ("" for none), for display.
+    """
+
+    prefill: Callable[..., Any]
+    decode: Callable[..., Any]
+    args: Callable[[str, int], tuple[Any, ...]]
+    weights: str = "params"
+    cache: str = "cache"
+    name: str = "problem"
+    dim_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def function(self, phase: str) -> Callable[..., Any]:
+        """The function of a phase, "prefill" or "decode"."""
+        return {"prefill": self.prefill, "decode": self.decode}[phase]
+
+    def kind(self, path: str) -> NodeKind:
+        """What the argument at a path is."""
+        head = path.split("/", 1)[0]
+        kinds = {self.weights: NodeKind.PARAMETER, self.cache: NodeKind.CACHE}
+        return kinds.get(head, NodeKind.INPUT)
+
+
+def argument_names(function: Callable[..., Any], count: int) -> tuple[str, ...]:
+    """Names of the first `count` positional parameters, as far as there are any."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return ()
+    named = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [p.name for p in parameters if p.kind in named]
+    return tuple(names[:count])
+
+
+def zoo_problem(
+    model: DenseModel,
+    workload: Workload,
+    *,
+    weight_dtype: str | None = None,
+    kv_dtype: str | None = None,
+) -> Problem:
+    """The problem of serving a decoder under a workload."""
+
+    def args(phase: str, batch: int) -> tuple[Any, ...]:
+        return model.args(
+            phase,
+            batch,
+            input_len=workload.input_len,
+            cache_len=max(workload.context_len, 2),
+            weight_dtype=weight_dtype,
+            kv_dtype=kv_dtype,
+        )
+
+    return Problem(
+        prefill=model.prefill,
+        decode=model.decode,
+        args=args,
+        name=model.name,
+        dim_names=_zoo_dims(model),
+    )
+
+
+def _zoo_dims(model: DenseModel) -> dict[str, tuple[str, ...]]:
+    heads = ("kv_heads", "group", "head")
+    layer = {
+        "query": ("hidden", *heads),
+        "key": ("hidden", "kv_heads", "head"),
+        "value": ("hidden", "kv_heads", "value_head"),
+        "out": ("kv_heads", "group", "value_head", "hidden"),
+        "gate": ("hidden", "ffn"),
+        "up": ("hidden", "ffn"),
+        "down": ("ffn", "hidden"),
+        "norm_attention": ("hidden",),
+        "norm_mlp": ("hidden",),
+    }
+    dims = {
+        "params/embed": ("vocab", "hidden"),
+        "params/unembed": ("hidden", "out_vocab"),
+        "params/norm": ("hidden",),
+    }
+    cache = ("batch", "kv_heads", "cache_time", "head")
+    if model.layers == "scan":
+        dims |= {f"params/layers/{k}": ("layer", *v) for k, v in layer.items()}
+        dims |= {f"cache/{k}": ("layer", *cache) for k in ("key", "value")}
+    else:
+        for i in range(model.config.num_hidden_layers):
+            dims |= {f"params/layers/{i}/{k}": v for k, v in layer.items()}
+            dims |= {f"cache/{i}/{k}": cache for k in ("key", "value")}
+    tokens = {"tokens": ("batch", "sequence")}
+    return dims | tokens
+
+
+def batch_dims(problem: Problem, phase: str) -> dict[str, tuple[int, ...]]:
+    """Per argument path, the dims whose extent changes with the batch."""
+    small, large = (problem.args(phase, b) for b in (TRACED_BATCH, 2 * TRACED_BATCH))
+    names = argument_names(problem.function(phase), len(small))
+    paths = argument_paths(small, {}, names)
+    found = {}
+    for path, a, b in zip(paths, *map(jax.tree.leaves, (small, large)), strict=True):
+        shapes = zip(np.shape(a), np.shape(b), strict=True)
+        dims = tuple(i for i, (n, m) in enumerate(shapes) if n != m)
+        if dims:
+            found[path] = dims
+    return found
+
+
+def trace_problem(
+    problem: Problem, phases: Sequence[str], batch: int, on_unknown: str = "error"
+) -> dict[str, Traced]:
+    """Trace every phase at one batch size."""
+    traced = {}
+    for phase in phases:
+        function, args = problem.function(phase), problem.args(phase, batch)
+        traced[phase] = trace_program(
+            function,
+            args,
+            names=argument_names(function, len(args)),
+            kinds=problem.kind,
+            batch_dims=batch_dims(problem, phase),
+            on_unknown=on_unknown,
+        )
+    return traced
+
+
+def trace_function(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    on_unknown: str = "error",
+) -> Traced:
+    """Trace a plain function; its arguments are all inputs."""
+    names = argument_names(function, len(args))
+    return trace_program(function, args, kwargs, names=names, on_unknown=on_unknown)
+
+
+def linked(
+    traced: Mapping[str, Traced], dims: Mapping[str, Sequence[str]] | None = None
+) -> dict[str, OpGraph]:
+    """Graphs of all phases with common, named factors."""
+    return link_phases({phase: t.graph for phase, t in traced.items()}, dims)

@@ -1,0 +1,5 @@
+"""What people see of a plan: text for a terminal, HTML for Jupyter, tables.
+
+Everything here reads the plain data of plan.json (`Plan.to_dict()`), so that a saved
+plan is shown as a fresh one is.
+"""

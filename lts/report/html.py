@@ -1,0 +1,5 @@
+"""A plan as HTML."""
+
+
+def plan_html(data):
+    return str(data["degrees"])

@@ -1,0 +1,5 @@
+"""A plan as text."""
+
+
+def plan_text(data):
+    return str(data["degrees"])
