@@ -13,6 +13,7 @@ from lts.applied import AppliedStep, auto_mesh, put
 from lts.assignment import Assignment
 from lts.cost.predict import predicted_collectives
 from lts.models import DenseModel, config_from_dict, config_to_dict
+from lts.pipeline import PipelinedStep
 from lts.problem import Problem, argument_names, zoo_problem
 from lts.tracing import argument_paths
 from lts.verify import Report, compare, compile_for_cpu
@@ -121,35 +122,41 @@ class PhasePlan:
     def mesh(self, devices: Sequence[Any] | None = None) -> Mesh:
         """The mesh, with Auto axes, over `devices` (default: all of jax's), in order.
 
+        Pipeline stages are its first axis, "pp"; each stage runs on its own part.
+
         Raises:
-          ValueError: if there are too few devices, or the plan has pipeline stages.
+          ValueError: if there are too few devices.
         """
         degrees = self.assignment.degrees
-        if degrees.stages > 1:
-            raise ValueError(
-                f"the plan has {degrees.stages} pipeline stages, each with a mesh of "
-                f"its own {degrees.shape}; one mesh cannot express it. Search with "
-                "max_stages=1 for a plan that runs as one program"
-            )
-        devices = list(jax.devices() if devices is None else devices)
-        if len(devices) < degrees.mesh_size:
-            raise ValueError(
-                f"the plan needs {degrees.mesh_size} devices ({degrees.shape}), found "
-                f"{len(devices)}; to try it without GPUs, set "
-                f"jax.config.update('jax_num_cpu_devices', {degrees.mesh_size}) first"
-            )
-        mesh = auto_mesh(devices[: degrees.mesh_size], degrees.shape)
+        stages = {"pp": degrees.stages} if degrees.stages > 1 else {}
+        mesh = auto_mesh(self._devices(devices), {**stages, **degrees.shape})
         assert isinstance(mesh, Mesh)
         return mesh
 
+    def _devices(self, devices: Sequence[Any] | None) -> list[Any]:
+        degrees = self.assignment.degrees
+        found = list(jax.devices() if devices is None else devices)
+        if len(found) < degrees.num_gpus:
+            raise ValueError(
+                f"the plan needs {degrees.num_gpus} devices ({degrees.stages} stages x "
+                f"{degrees.shape}), found {len(found)}; to try it without GPUs, call "
+                f"jax.config.update('jax_num_cpu_devices', {degrees.num_gpus}) first"
+            )
+        return found[: degrees.num_gpus]
+
     def apply(
         self, function: Callable[..., Any], *, donate: Sequence[str] | None = None
-    ) -> AppliedStep:
+    ) -> AppliedStep | PipelinedStep:
         """`function`, jitted, with this phase's shardings inside.
+
+        With pipeline stages, `function` must be the phase of the zoo model (or of the
+        config.json) that the plan is of; there is then a jit per stage.
 
         Args:
           donate: names of arguments to donate; None for the cache of a served model.
         """
+        if self.assignment.degrees.stages > 1:
+            return self._pipelined()
         return AppliedStep(
             function=function,
             assignment=self.assignment,
@@ -159,8 +166,28 @@ class PhasePlan:
             donated=self.donated if donate is None else tuple(donate),
         )
 
+    def _pipelined(self) -> PipelinedStep:
+        degrees = self.assignment.degrees
+        if self.model is None:
+            raise ValueError(
+                f"the plan has {degrees.stages} pipeline stages, and a function of "
+                "one's own cannot be cut into them; search with max_stages=1"
+            )
+        return PipelinedStep(
+            model=self.model.model,
+            assignment=self.assignment,
+            phase=self.name,
+            dims=self.dims,
+            devices=self._devices(None),
+        )
+
     def device_put(self, args: Any, kwargs: Mapping[str, Any] | None = None) -> Any:
-        """`args` on the mesh, as planned; with `kwargs`, the pair of both."""
+        """`args` on the mesh, as planned; with `kwargs`, the pair of both.
+
+        With pipeline stages, parameters and cache become lists over stages.
+        """
+        if self.assignment.degrees.stages > 1:
+            return self._pipelined().device_put(args)
         mesh = self.mesh()
         if self.trees is None:
             flat = jax.tree.leaves((tuple(args), dict(kwargs or {})))

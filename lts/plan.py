@@ -19,6 +19,7 @@ from lts.assignment import Assignment
 from lts.cost.breakdown import Part
 from lts.hardware import Cluster
 from lts.phase import ModelSource, PhasePlan
+from lts.pipeline import PipelinedStep
 from lts.report.html import plan_html
 from lts.report.text import plan_text
 from lts.verify import Verification
@@ -136,7 +137,7 @@ class Plan:
 
     def apply(
         self, function: Callable[..., Any], *, donate: Sequence[str] | None = None
-    ) -> AppliedStep:
+    ) -> AppliedStep | PipelinedStep:
         """`function`, jitted, with the plan's shardings inside.
 
         Of a served model, the phase is the one that the function is named after.

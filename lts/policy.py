@@ -21,8 +21,10 @@ MASKED = -1e9
 PRIOR_SHARE = 0.1
 """Weight of the prior beside the copy, before any training: how much is explored."""
 
-_ELITE_BIAS = (-2.0, -1.0, 1.0, 4.0, 4.0)
-"""First attention to an elite's rank, gap, feasibility, same degrees, same roles."""
+_ELITE_BIAS = (-2.0, -1.0, 1.0)
+"""First attention to an elite's rank, gap and feasibility."""
+_MATCH_BIAS = 4.0
+"""First attention to an elite of the same degrees, and to one of the same roles."""
 
 
 class Reading(NamedTuple):
@@ -54,8 +56,10 @@ class ElitePolicy(nn.Module):
         choice: jax.Array,  # [candidates, genes, choices, choice features]
         allowed: jax.Array,  # [candidates, genes, choices]
         log_prior: jax.Array,  # [candidates, genes, choices]
-        elites: jax.Array,  # [candidates, elites, elite features]
+        elites: jax.Array,  # [elites, elite features]
+        matches: jax.Array,  # [candidates, elites, 2]  same degrees, same roles
         chosen: jax.Array,  # [genes, elites, choices]  one-hot
+        levels: np.ndarray,  # [genes]
         reading: Reading,
     ) -> jax.Array:
         """Logits `[candidates, genes, choices]`; `MASKED` where not allowed."""
@@ -63,8 +67,17 @@ class ElitePolicy(nn.Module):
         query = nn.DenseGeneral(shape, name="query")(decision)
         key = nn.DenseGeneral(shape, name="key")(elites)
         bias = self.param("elite_bias", lambda _: jnp.array(_ELITE_BIAS))
+        match = nn.DenseGeneral(
+            (self.heads, 2),
+            kernel_init=nn.initializers.zeros,
+            bias_init=nn.initializers.constant(_MATCH_BIAS),
+            name="match",
+        )(decision)
+        # degrees are known to roles, and both to overrides
+        match = match * (levels[:, None] > np.arange(2))[:, None]
+        scores = jnp.einsum("bghk,ehk->bghe", query, key) / np.sqrt(self.width)
+        scores = scores + jnp.einsum("bghf,bef->bghe", match, matches)
         to_elite = (elites * bias).sum(-1) + reading.focus
-        scores = jnp.einsum("bghk,behk->bghe", query, key) / np.sqrt(self.width)
         scores = scores + to_elite[:, None, None]
         visible = reading.visible[:, None, None]
         weights = nn.softmax(jnp.where(visible, scores, MASKED)) * visible
@@ -86,89 +99,85 @@ class ElitePolicy(nn.Module):
 
 def init_policy(features: GeneFeatures, policy: ElitePolicy, key: jax.Array):
     """Fresh weights; consumes `key`."""
-    own = features.levels[0]
-    _, genes, choices, facts = own.choice.shape
-    values = jnp.zeros((1, genes, choices))
+    own, choices = features.decision[:, :1], features.choice[:, :1]
+    values = jnp.zeros((1, 1, choices.shape[2]))
     return policy.init(
         key,
-        jnp.zeros((1, genes, own.decision.shape[-1])),
-        jnp.zeros((1, genes, choices, facts)),
+        jnp.asarray(own[:1]),
+        jnp.asarray(choices[:1]),
         values > 0,
         values,
-        jnp.zeros((1, 1, len(_ELITE_BIAS))),
-        jnp.zeros((genes, 1, choices)),
+        jnp.zeros((1, len(_ELITE_BIAS))),
+        jnp.zeros((1, 1, 2)),
+        values,
+        features.levels[:1],
         Reading(jnp.zeros((1, 1)), jnp.ones((1, 1), bool), jnp.ones(1)),
     )
 
 
-def level_logits(
+def log_policy(
     features: GeneFeatures,
     policy: ElitePolicy,
     params,
-    level: int,
     picks: jax.Array,
+    genes: slice,
     elites: Elites,
     reading: Reading,
 ) -> jax.Array:
-    """Logits of one level's genes given the levels before; log probabilities.
+    """Log probabilities of the values of some genes, given the levels before theirs.
 
     Args:
       picks: int32 `[genes, candidates]`; genes of later levels are not read.
 
     Returns:
-      `[candidates, level genes, choices]`.
+      `[candidates, some genes, choices]`; `MASKED` or less where not allowed.
     """
-    own, degrees = features.levels[level], picks[0]
-    if LEVELS[level] == "degrees":
-        degrees = jnp.zeros_like(degrees)  # not chosen yet; all rows are alike
-    allowed = features.allowed(level, picks)
-    meanings = features.meanings(level, picks)
-    choice = jnp.asarray(own.choice)[degrees]
+    degrees, levels = picks[0], features.levels[genes]
+    allowed = features.allowed(picks, genes)
+    meanings = features.meanings(picks, genes)
+    choice = jnp.asarray(features.choice)[:, genes][degrees]
     choice = jnp.take_along_axis(choice, meanings[..., None], axis=2)
+    decision = jnp.asarray(features.decision)[:, genes][degrees]
+    roles = features.slices[LEVELS.index("role")]
+    same_degrees = picks[0][:, None] == elites.picks[0]
+    same_roles = picks[roles][:, :, None] == elites.picks[roles][:, None]
+    same_roles = same_roles.sum(0) / max(1, roles.stop - roles.start)
+    matches = jnp.stack([same_degrees, same_roles * same_degrees], axis=-1)
     logits = policy.apply(
         params,
-        jnp.asarray(own.decision)[degrees],
+        decision,
         choice,
         allowed,
-        log_prior(level, allowed),
-        _elite_features(features, level, picks, elites),
-        jax.nn.one_hot(elites.picks[own.genes], own.num_choices),
+        log_prior(levels, allowed),
+        _elite_features(elites),
+        matches,
+        jax.nn.one_hot(elites.picks[genes], features.num_choices),
+        levels,
         reading,
     )
     return jax.nn.log_softmax(logits)
 
 
-def log_prior(level: int, allowed: jax.Array) -> jax.Array:
-    """Log of the prior over allowed values; `MASKED` elsewhere."""
+def log_prior(levels: np.ndarray, allowed: jax.Array) -> jax.Array:
+    """Log of the prior over allowed values `[..., genes, choices]`; else `MASKED`."""
     count = allowed.sum(-1, keepdims=True)
-    if LEVELS[level] != "override":
-        return jnp.where(allowed, -jnp.log(count), MASKED)
-    inherits = jnp.arange(allowed.shape[-1]) == 0
+    inherits = np.arange(allowed.shape[-1]) == 0
     others = jnp.log((1 - INHERIT_SHARE) / jnp.maximum(count - 1, 1))
     inherit = jnp.where(count > 1, np.log(INHERIT_SHARE), 0.0)
-    return jnp.where(allowed, jnp.where(inherits, inherit, others), MASKED)
+    override = (levels == LEVELS.index("override"))[:, None]
+    found = jnp.where(
+        override, jnp.where(inherits, inherit, others), -jnp.log(jnp.maximum(count, 1))
+    )
+    return jnp.where(allowed, found, MASKED)
 
 
-def _elite_features(
-    features: GeneFeatures, level: int, picks: jax.Array, elites: Elites
-) -> jax.Array:
-    """Rank, gap, feasibility, same degrees, same roles; `[candidates, elites, 5]`."""
-    capacity, count = len(elites.fitness), picks.shape[1]
-    rank = jnp.arange(capacity) / capacity
-    best = jnp.where(elites.filled, elites.fitness, 0.0)
-    gap = jnp.clip(best[0] - best, 0.0, 2.0)
+def _elite_features(elites: Elites) -> jax.Array:
+    """Rank, gap to the best, feasibility; `[elites, 3]`."""
+    capacity = len(elites.fitness)
+    fitness = jnp.where(elites.filled, elites.fitness, 0.0)
+    gap = jnp.clip(fitness[0] - fitness, 0.0, 2.0)
     feasible = jnp.where(elites.fitness > -100.0, 1.0, 0.0)
-    known = jnp.stack([rank, gap, feasible], axis=-1)
-    known = jnp.broadcast_to(known, (count, capacity, 3))
-    none = jnp.zeros((count, capacity))
-    same_degrees = same_roles = none
-    if level > 0:
-        same_degrees = (picks[0][:, None] == elites.picks[0]).astype(jnp.float32)
-    if level > 1:
-        genes = features.levels[1].genes
-        same = picks[genes][:, :, None] == elites.picks[genes][:, None]
-        same_roles = same.mean(0) * same_degrees
-    return jnp.concatenate([known, same_degrees[..., None], same_roles[..., None]], -1)
+    return jnp.stack([jnp.arange(capacity) / capacity, gap, feasible], axis=-1)
 
 
 def sample(
@@ -178,18 +187,23 @@ def sample(
     key: jax.Array,
     elites: Elites,
     reading: Reading,
-) -> jax.Array:
-    """One candidate per reading, int32 `[genes, candidates]`; all values allowed."""
+) -> tuple[jax.Array, jax.Array]:
+    """One candidate per reading, all values allowed.
+
+    Returns:
+      The candidates, int32, and the log probability of every gene's value; both
+      `[genes, candidates]`.
+    """
     count = len(reading.temperature)
     picks = jnp.zeros((features.space.num_genes, count), jnp.int32)
-    for level, own in enumerate(features.levels):
-        if len(own.cardinalities) == 0:
-            continue
-        logits = level_logits(features, policy, params, level, picks, elites, reading)
-        key, level_key = jax.random.split(key)
+    found = []
+    level_keys = jax.random.split(key, len(LEVELS))
+    for level_key, genes in zip(level_keys, features.slices, strict=True):
+        logits = log_policy(features, policy, params, picks, genes, elites, reading)
         drawn = jax.random.categorical(level_key, logits).astype(jnp.int32)
-        picks = picks.at[own.genes].set(drawn.T)
-    return picks
+        found.append(jnp.take_along_axis(logits, drawn[..., None], axis=2)[..., 0].T)
+        picks = picks.at[genes].set(drawn.T)
+    return picks, jnp.concatenate(found)
 
 
 def log_probability(
@@ -207,11 +221,8 @@ def log_probability(
     Returns:
       Both `[genes, candidates]`.
     """
-    found, entropies = [], []
-    for level, own in enumerate(features.levels):
-        logits = level_logits(features, policy, params, level, picks, elites, reading)
-        value = picks[own.genes].T[..., None]
-        taken = jnp.take_along_axis(logits, value, axis=2)[..., 0]
-        found.append(jnp.where(taken > MASKED / 2, taken, 0.0).T)
-        entropies.append(-(jnp.exp(logits) * jnp.maximum(logits, -50.0)).sum(-1).T)
-    return jnp.concatenate(found), jnp.concatenate(entropies)
+    every = slice(0, features.space.num_genes)
+    logits = log_policy(features, policy, params, picks, every, elites, reading)
+    taken = jnp.take_along_axis(logits, picks.T[..., None], axis=2)[..., 0]
+    entropy = -(jnp.exp(logits) * jnp.maximum(logits, -50.0)).sum(-1)
+    return jnp.where(taken > MASKED / 2, taken, 0.0).T, entropy.T

@@ -29,46 +29,44 @@ _TINY = 1e-12
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class LevelFeatures:
-    """Host arrays about the genes of one kind; float32 unless said otherwise.
-
-    Attributes:
-      genes: their places in a candidate.
-      cardinalities: int `[level genes]`; the largest is the number of `choices`.
-      live: whether a gene has an effect; bool `[degrees, level genes]`.
-      decision: `[degrees, level genes, decision features]`.
-      choice: `[degrees, level genes, meanings, choice features]`.
-      legal: meanings that some node can take; bool `[degrees, level genes, meanings]`.
-    """
-
-    genes: slice
-    cardinalities: np.ndarray
-    live: np.ndarray
-    decision: np.ndarray
-    choice: np.ndarray
-    legal: np.ndarray
-
-    @property
-    def num_choices(self) -> int:
-        """Values of the widest gene."""
-        return self.legal.shape[2]
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
 class GeneFeatures:
-    """Features of all genes, and what roles pass on.
+    """Host arrays about the genes of one space; float32 unless said otherwise.
+
+    Choices and meanings are padded to those of the widest gene.
 
     Attributes:
-      levels: in the order of `LEVELS`.
+      levels: number of each gene's kind in `LEVELS`; int `[genes]`.
+      live: whether the gene has an effect; bool `[degrees, genes]`.
+      pinned: the only value of the gene, or -1; int `[genes]`.
+      decision: `[degrees, genes, decision features]`.
+      choice: `[degrees, genes, choices, choice features]`, by meaning.
+      legal: meanings that some node can take; bool `[degrees, genes, choices]`.
       groups: groups a variable inherits from, most important first, short rows filled
         with rows of `inherited` that give nothing; int `[variables, rows]`.
       inherited: state that a role gives; int `[variables, rows, roles]`.
     """
 
     space: Space
-    levels: tuple[LevelFeatures, ...]
+    levels: np.ndarray
+    live: np.ndarray
+    pinned: np.ndarray
+    decision: np.ndarray
+    choice: np.ndarray
+    legal: np.ndarray
     groups: np.ndarray
     inherited: np.ndarray
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """Genes of every level."""
+        space = self.space
+        ends = (0, space.first_role, space.first_override, space.num_genes)
+        return tuple(map(slice, ends[:-1], ends[1:]))
+
+    @property
+    def num_choices(self) -> int:
+        """Values of the widest gene."""
+        return self.legal.shape[2]
 
     def inherited_states(self, picks: jax.Array) -> jax.Array:
         """State that the roles of candidates give every variable's axes.
@@ -91,44 +89,54 @@ class GeneFeatures:
             states = jnp.where(states == 0, given[:, row], states)
         return states.reshape(-1, count)
 
-    def meanings(self, level: int, picks: jax.Array) -> jax.Array:
-        """What each value of a level's genes means, given the levels before.
+    def meanings(self, picks: jax.Array, genes: slice) -> jax.Array:
+        """What each value of some genes means, given the levels before.
 
         Returns:
-          int32 `[candidates, level genes, choices]`.
+          int32 `[candidates, some genes, choices]`.
         """
-        own = self.levels[level]
-        values = jnp.arange(own.num_choices, dtype=jnp.int32)
-        shape = (picks.shape[1], len(own.cardinalities), own.num_choices)
-        if LEVELS[level] != "override":
-            return jnp.broadcast_to(values, shape)
-        states = self.inherited_states(picks).T[..., None]
-        return jnp.where(values == INHERIT, states, values - 1)
+        values = jnp.arange(self.num_choices, dtype=jnp.int32)
+        start, stop, _ = genes.indices(self.space.num_genes)
+        first, count = self.space.first_override, picks.shape[1]
+        plain = max(0, min(stop, first) - start)
+        parts = [jnp.broadcast_to(values, (count, plain, len(values)))]
+        if stop > first:
+            states = self.inherited_states(picks).T[:, max(0, start - first) : stop - first]
+            chosen = jnp.where(values == INHERIT, states[..., None], values - 1)
+            parts.append(chosen)
+        return jnp.concatenate(parts, axis=1)
 
-    def _legal(self, level: int, picks: jax.Array, meanings: jax.Array) -> jax.Array:
-        legal = jnp.asarray(self.levels[level].legal)[picks[0]]
-        return jnp.take_along_axis(legal, meanings, axis=2)
+    def _effects(self, picks: jax.Array, genes: slice, meanings: jax.Array) -> jax.Array:
+        """Meanings that are legal; 0, which is nothing, for others."""
+        legal = jnp.asarray(self.legal)[:, genes][picks[0]]
+        legal = jnp.take_along_axis(legal, meanings, axis=2)
+        return jnp.where(legal, meanings, 0)
 
-    def allowed(self, level: int, picks: jax.Array) -> jax.Array:
+    def allowed(self, picks: jax.Array, genes: slice) -> jax.Array:
         """Values that are legal and differ in effect, given the levels before.
 
-        A gene without effect allows value 0 only. An override that repeats what is
-        inherited, or shards what cannot be sharded, is not allowed.
+        A gene without effect allows value 0 only, a pinned one its pin. An override
+        that repeats what is inherited, or shards what cannot be sharded, is not
+        allowed.
 
         Returns:
-          bool `[candidates, level genes, choices]`.
+          bool `[candidates, some genes, choices]`.
         """
-        own, meanings = self.levels[level], self.meanings(level, picks)
-        values = np.arange(own.num_choices)
-        legal = self._legal(level, picks, meanings)
-        legal &= jnp.asarray(values < own.cardinalities[:, None])
-        if LEVELS[level] == "override":
-            effects = jnp.where(legal, meanings, 0)
-            legal &= effects != effects[..., :1]
-        if LEVELS[level] == "degrees":
-            return legal
-        live = jnp.asarray(own.live)[picks[0]][..., None]
-        return (values == 0) | (legal & live)
+        levels, pinned = self.levels[genes, None], self.pinned[genes, None]
+        values = np.arange(self.num_choices)
+        exists = values < self.space.cardinalities[genes, None]
+        meanings = self.meanings(picks, genes)
+        effects = self._effects(picks, genes, meanings)
+        differs = jnp.where(
+            levels == LEVELS.index("override"),
+            (effects != effects[..., :1]) & ((effects > 0) | (meanings == 0)),
+            effects > 0,
+        )
+        differs &= jnp.asarray(self.live)[:, genes][picks[0]][..., None]
+        differs |= levels == LEVELS.index("degrees")
+        return jnp.where(
+            pinned >= 0, values == pinned, exists & ((values == 0) | differs)
+        )
 
     def canonical(self, picks: jax.Array) -> jax.Array:
         """Candidates whose every value is `allowed`, alike in effect to these.
@@ -137,18 +145,18 @@ class GeneFeatures:
         inherit. One thing changes: a role that a variable cannot follow no longer
         keeps it from inheriting of another group.
         """
-        role, override = self.levels[1:]
-        allowed = self.allowed(1, picks).transpose(1, 2, 0)
-        own = picks[role.genes]
+        _, roles, overrides = self.slices
+        allowed = self.allowed(picks, roles).transpose(1, 2, 0)
+        own = picks[roles]
         keep = jnp.take_along_axis(allowed, own[:, None], axis=1)[:, 0]
-        picks = jnp.concatenate([picks[:1], jnp.where(keep, own, 0), picks[override.genes]])
-        meanings = self.meanings(2, picks)
-        effects = jnp.where(self._legal(2, picks, meanings), meanings, 0)
-        own = picks[override.genes]
-        effect = jnp.take_along_axis(effects.transpose(1, 2, 0), own[:, None], axis=1)
-        inherits = effect[:, 0] == effects[..., 0].T
-        own = jnp.where(inherits, INHERIT, effect[:, 0] + 1)
-        return jnp.concatenate([picks[: override.genes.start], own.astype(jnp.int32)])
+        own = jnp.where(keep, own, 0)
+        picks = jnp.concatenate([picks[:1], own, picks[overrides]])
+        effects = self._effects(picks, overrides, self.meanings(picks, overrides))
+        own, effects = picks[overrides], effects.transpose(1, 2, 0)
+        effect = jnp.take_along_axis(effects, own[:, None], axis=1)[:, 0]
+        own = jnp.where(effect == effects[:, 0], INHERIT, effect + 1)
+        picks = jnp.concatenate([picks[: overrides.start], own.astype(jnp.int32)])
+        return jnp.where(self.pinned[:, None] >= 0, self.pinned[:, None], picks)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -165,7 +173,7 @@ def gene_features(tables: CostTables) -> GeneFeatures:
     """Features of every gene and choice of the tables' space."""
     space = tables.space
     locals_ = [_local(tables, v) for v in range(len(space.variables))]
-    meanings = max(int(space.cardinalities.max()), len(space.degrees))
+    meanings = int(space.cardinalities.max())
     shape = (len(space.degrees), space.num_genes)
     hub = set().union(*(graph.hub_labels for graph in space.graphs.values()))
     totals = [
@@ -199,24 +207,20 @@ def gene_features(tables: CostTables) -> GeneFeatures:
     decision[:, 1:, -5] = np.log2(sizes)[:, axes] / 4
     decision[:, 1:, -4] = inside[:, axes]
     live = np.concatenate([np.ones((shape[0], 1), bool), sizes[:, axes] > 1], axis=1)
-    starts = (0, space.first_role, space.first_override, space.num_genes)
-    parts = []
-    for genes in map(slice, starts[:-1], starts[1:]):
-        cardinalities = space.cardinalities[genes]
-        width = int(max(cardinalities, default=1))
-        parts.append(
-            LevelFeatures(
-                genes=genes,
-                cardinalities=cardinalities,
-                live=live[:, genes],
-                decision=decision[:, genes],
-                choice=choice[:, genes, :width],
-                legal=legal[:, genes, :width],
-            )
-        )
+    pinned = np.full(space.num_genes, -1, np.int32)
+    for gene, value in space.pinned:
+        pinned[gene] = value
     groups, inherited = _inherit_tables(space)
     return GeneFeatures(
-        space=space, levels=tuple(parts), groups=groups, inherited=inherited
+        space=space,
+        levels=levels,
+        live=live,
+        pinned=pinned,
+        decision=decision,
+        choice=choice,
+        legal=legal,
+        groups=groups,
+        inherited=inherited,
     )
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from lts.evaluate.base import Evaluator, Scores
-from lts.methods.moves import move, sample_prior
+from lts.methods.moves import move, quick_key, sample_prior
 from lts.space import Space
 
 FIRST_TEMPERATURE = 0.5  # halves of the objective are passed freely
@@ -73,7 +73,7 @@ class Annealing:
     def init(self, key: jax.Array) -> AnnealingState:
         """No chain has started."""
         return AnnealingState(
-            key=key,
+            key=quick_key(key),
             picks=jnp.zeros((self.space.num_genes, self.batch), jnp.int32),
             fitness=jnp.full(self.batch, -jnp.inf),
             steps=jnp.zeros((), jnp.int32),

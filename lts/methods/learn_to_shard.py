@@ -22,7 +22,7 @@ from lts.cost.features import GeneFeatures, gene_features
 from lts.elite import Elites, empty_elites, fingerprints, insert, repeats
 from lts.evaluate.base import Scores
 from lts.evaluate.tables import TableEvaluator
-from lts.methods.moves import move
+from lts.methods.moves import move, quick_key
 from lts.policy import ElitePolicy, Reading, init_policy, log_probability, sample
 from lts.space import Space
 
@@ -84,7 +84,7 @@ class LearnToShard:
     @functools.cached_property
     def _init(self):
         def init(key: jax.Array) -> LearnState:
-            key, params_key = jax.random.split(key)
+            key, params_key = jax.random.split(quick_key(key))
             params = init_policy(self.features, self.config.policy, params_key)
             genes = self.space.num_genes
             return LearnState(
@@ -132,7 +132,7 @@ class LearnToShard:
             pool = self.num_draws * config.oversampling
             noise = jax.random.gumbel(focus_key, (pool, config.num_elites))
             reading = self._reading(config.focus * noise, state.elites)
-            drawn = sample(
+            drawn, log_probs = sample(
                 self.features,
                 config.policy,
                 state.params,
@@ -145,22 +145,14 @@ class LearnToShard:
             by_rung = fresh.reshape(config.oversampling, self.num_draws)
             kept = jnp.argmax(by_rung, axis=0) * self.num_draws
             kept = kept + np.arange(self.num_draws)
-            picks, reading = drawn[:, kept], jax.tree.map(lambda x: x[kept], reading)
-            log_probs, _ = log_probability(
-                self.features,
-                config.policy,
-                state.params,
-                picks,
-                state.elites,
-                reading,
-            )
+            picks = drawn[:, kept]
             if self.batch > self.num_draws:
                 changed = self._changed(state, change_key, picks)
                 picks = jnp.concatenate([picks, changed], axis=1)
             return picks, state.replace(
                 key=key,
-                log_probs=log_probs,
-                focus=reading.focus,
+                log_probs=log_probs[:, kept],
+                focus=reading.focus[kept],
                 asked=jnp.ones((), bool),
             )
 
@@ -175,9 +167,7 @@ class LearnToShard:
     def _changed(self, state: LearnState, key: jax.Array, draws: jax.Array) -> jax.Array:
         """Small changes of elites (good ones more often) and, one in four, of draws."""
         number = self.batch - self.num_draws
-        parent_key, draw_key, source_key, count_key, *move_keys = jax.random.split(
-            key, 4 + self.config.max_moves
-        )
+        parent_key, draw_key, source_key, count_key, move_key = jax.random.split(key, 5)
         pool = 2 * number
         capacity = self.config.num_elites
         weight = jnp.where(state.elites.filled, -3.0 * np.arange(capacity) / capacity, -1e9)
@@ -188,9 +178,12 @@ class LearnToShard:
         from_draws |= ~state.elites.filled[0]
         picks = jnp.where(from_draws, other, parents)
         moves = jax.random.geometric(count_key, 0.5, (pool,))
-        for number_of_move, move_key in enumerate(move_keys):
-            moved = move(self.space, move_key, picks)
-            picks = jnp.where(number_of_move < moves, moved, picks)
+
+        def change(done, found):
+            moved = move(self.space, jax.random.fold_in(move_key, done), found)
+            return jnp.where(done < moves, moved, found)
+
+        picks = jax.lax.fori_loop(0, self.config.max_moves, change, picks)
         picks = self.features.canonical(picks)
         order = jnp.argsort(~self._fresh(state, picks), stable=True)
         return picks[:, order[:number]]

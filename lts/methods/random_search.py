@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import jax
 
 from lts.evaluate.base import Evaluator, Scores
-from lts.methods.moves import sample_prior
+from lts.methods.moves import quick_key, sample_prior
 from lts.space import Space
 
 MAX_BATCH = 1024
@@ -26,7 +26,7 @@ class RandomSearch:
 
     def init(self, key: jax.Array) -> jax.Array:
         """The key is all there is."""
-        return key
+        return quick_key(key)
 
     def ask(self, state: jax.Array) -> tuple[jax.Array, jax.Array]:
         """A fresh batch."""

@@ -165,6 +165,65 @@ class DenseModel:
         tokens = lax.expand_dims(tokens, (1,))
         return forward(self.config, params, cache, tokens, position, from_cache=True)
 
+    def stage_step(
+        self,
+        params: Params,
+        cache: Cache,
+        hidden: jax.Array,
+        position: jax.Array | int,
+        *,
+        phase: Phase,
+        first: bool,
+        last: bool,
+    ) -> tuple[jax.Array, Cache]:
+        """One pipeline stage of `prefill` or `decode`.
+
+        Args:
+          params: of the stage, as `stage_params` gives them.
+          cache: of the stage's layers.
+          hidden: [b, s] int32 tokens for the first stage, else the residual stream
+            [b, s, d] that the stage before returned.
+          position: [] int32, of the first token.
+          phase: "prefill" or "decode".
+          first, last: whether the stage embeds tokens, and whether it gives logits.
+
+        Returns:
+          Logits [b, vocab] of the last stage, else the residual stream [b, s, d]; and
+          the updated cache.
+        """
+        return forward(
+            self.config,
+            params,
+            cache,
+            hidden,
+            position,
+            from_cache=phase == "decode",
+            first=first,
+            last=last,
+        )
+
+    def stage_params(self, params: Params, stage: int, stages: int) -> Params:
+        """The share of one pipeline stage: its layers, and what its ends need.
+
+        A tied embedding is on the first stage and on the last.
+
+        Raises:
+          ValueError: if the layers do not divide, or are not in scan form.
+        """
+        depth = self.config.num_hidden_layers
+        if depth % stages or self.layers != "scan":
+            raise ValueError(
+                f"cannot split {depth} layers ({self.layers}) over {stages} stages; "
+                "use the scan form and a number that divides the layers"
+            )
+        own = slice(stage * depth // stages, (stage + 1) * depth // stages)
+        ends = {"embed"} if stage == 0 else set()
+        if stage == stages - 1:
+            tied = self.config.tie_word_embeddings
+            ends |= {"norm", "embed" if tied else "unembed"}
+        layers = {name: array[own] for name, array in params["layers"].items()}
+        return {**{name: params[name] for name in sorted(ends)}, "layers": layers}
+
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _init_params(

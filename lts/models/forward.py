@@ -44,6 +44,8 @@ def forward(
     start: jax.Array | int,
     *,
     from_cache: bool,
+    first: bool = True,
+    last: bool = True,
 ) -> tuple[jax.Array, Cache]:
     """Takes s new tokens of each request through all layers.
 
@@ -56,13 +58,15 @@ def forward(
       start: [] position of the first new token.
       from_cache: attend over the cache up to each token's position (decode), or over
         the new tokens alone (prefill, `start` 0).
+      first: False for a later pipeline stage: `tokens` is then the residual stream
+        [b, s, d] that the stage before handed over.
+      last: False for an earlier stage: the residual stream is returned.
 
     Returns:
-      Logits [b, vocab] after the last new token, and the updated cache.
+      Logits [b, vocab] after the last new token (or the residual stream), and the
+      updated cache.
     """
-    with jax.named_scope("embed"):
-        # Out-of-range tokens are clipped: the default mode would add selects.
-        residual = jnp.take(params["embed"], tokens, axis=0, mode="clip")
+    residual = _embedded(params, tokens) if first else jnp.asarray(tokens)
     if residual.dtype.itemsize < 2:  # 8-bit weights: activations stay in the config's
         residual = residual.astype(config.dtype)
     step = _step(config, cache, tokens.shape[1], start, from_cache)
@@ -78,15 +82,29 @@ def forward(
             (residual, cache), (weights, index) = carry, layer
             return _layer(step, weights, residual, cache, index), None
 
-        indices = jnp.arange(config.num_hidden_layers, dtype=jnp.int32)
+        depth = len(params["layers"]["norm_mlp"])  # a stage has its share only
+        indices = jnp.arange(depth, dtype=jnp.int32)
         layers = (params["layers"], indices)
         (residual, cache), _ = lax.scan(body, (residual, cache), layers)
-    last = lax.index_in_dim(residual, tokens.shape[1] - 1, axis=1, keepdims=False)
-    last = _rms_norm(last, params["norm"], config.rms_norm_eps)
+    return (_logits(config, params, residual) if last else residual), cache
+
+
+def _embedded(params: Params, tokens: jax.Array | np.ndarray) -> jax.Array:
+    with jax.named_scope("embed"):
+        # Out-of-range tokens are clipped: the default mode would add selects.
+        return jnp.take(params["embed"], tokens, axis=0, mode="clip")
+
+
+def _logits(config: DecoderConfig, params: Params, residual: jax.Array) -> jax.Array:
+    """Logits [b, vocab] after the last token of `residual` [b, s, d]."""
+    with jax.named_scope("last"):
+        place = residual.shape[1] - 1
+        last = lax.index_in_dim(residual, place, axis=1, keepdims=False)
+        last = _rms_norm(last, params["norm"], config.rms_norm_eps)
     with jax.named_scope("unembed"):
         if config.tie_word_embeddings:
-            return _einsum("bd,vd->bv", last, params["embed"]), cache
-        return _einsum("bd,dv->bv", last, params["unembed"]), cache
+            return _einsum("bd,vd->bv", last, params["embed"])
+        return _einsum("bd,dv->bv", last, params["unembed"])
 
 
 def _step(

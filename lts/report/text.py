@@ -1,5 +1,244 @@
-"""A plan as text."""
+"""A plan as text: one screen of what an engineer who serves it wants to know.
+
+Plain ASCII, without colour, so that it reads the same in a terminal, a pipe and a log.
+"""
+
+import io
+import shutil
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from lts.report import facts
+from lts.report.facts import Data
+from lts.report.units import counted, duration, milliseconds, percent, size
+
+TOP_PARTS = 5
+"""Nodes and reshards listed per phase; `full=True` lists all."""
+
+_WIDTHS = 72, 140
 
 
-def plan_text(data):
-    return str(data["degrees"])
+def plan_text(data: Data, *, width: int | None = None, full: bool = False) -> str:
+    """A plan in words and tables.
+
+    Args:
+      data: as `Plan.to_dict` gives it, or a plan.json holds it.
+      width: columns to use; None for the terminal's (100 in a pipe).
+      full: list every node, argument, result and part of the time.
+    """
+    width = screen_width() if width is None else width
+    blocks = [
+        _headline(data),
+        _degrees(data, width),
+        _predicted(data, width),
+        _provenance(data, width),
+        _operators(data, width, full),
+        _arguments(data, width, full),
+        _time(data, width, full),
+        _notes(data, width),
+    ]
+    return "\n\n".join(block for block in blocks if block)
+
+
+def screen_width() -> int:
+    """Columns of the terminal, within what reads well; 100 where there is none."""
+    low, high = _WIDTHS
+    return min(max(shutil.get_terminal_size((100, 24)).columns, low), high)
+
+
+def table_text(
+    rows: Iterable[Sequence[str]],
+    width: int,
+    *,
+    header: Sequence[str] = (),
+    right: Sequence[int] = (),
+) -> str:
+    """Rows in aligned columns, long cells folded.
+
+    Args:
+      header: names of the columns; none for a table without a header.
+      right: numbers of the columns to align at the right.
+    """
+    rows = [tuple(row) for row in rows]
+    if header:
+        rows = [tuple(header), *rows]
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for number in range(max(map(len, rows), default=0)):
+        justify = "right" if number in right else "left"
+        table.add_column(justify=justify, overflow="fold")
+    for row in rows:
+        # Text: brackets of a spec are no markup
+        table.add_row(*map(Text, row))
+    return _rendered(table, width)
+
+
+def _rendered(renderable: Table | Text, width: int) -> str:
+    file = io.StringIO()
+    # told that it is no notebook: there it would print past `file`
+    console = Console(
+        file=file,
+        width=width,
+        color_system=None,
+        force_terminal=False,
+        force_jupyter=False,
+    )
+    console.print(renderable)
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+
+
+def _indented(text: str, by: int = 2) -> str:
+    return "\n".join(" " * by + line for line in text.splitlines())
+
+
+def _section(heading: str, body: str) -> str:
+    return f"{heading}\n{_indented(body)}"
+
+
+def _headline(data: Data) -> str:
+    chip = data["cluster"]["chip"]["name"]
+    on = f"{facts.cluster_name(data)} ({facts.num_gpus(data)} x {chip})"
+    words = facts.workload_words(data)
+    return f"{facts.title(data)} on {on}" + (f"\n{words}" if words else "")
+
+
+def _degrees(data: Data, width: int) -> str:
+    assignment = data["assignment"]
+    axes = "; ".join(
+        f"{axis['name']} = {axis['size']} ({facts.axis_link(axis, data)})"
+        for axis in assignment["axes"]
+    )
+    rows = []
+    if data["workload"]:
+        rows.append(("Degrees", facts.degree_words(data)))
+    if assignment["stages"] > 1:
+        link = {"inside": assignment["stages_inside"]}
+        where = facts.axis_link(link, data)
+        rows.append(("Stages", f"{assignment['stages']}, handing over {where}"))
+    rows.append(("Mesh", axes or "one GPU"))
+    return table_text(rows, width)
+
+
+def _predicted(data: Data, width: int) -> str:
+    metrics, workload = data["metrics"], data["workload"]
+    rows: list[tuple[str, str, str]] = []
+    if workload is None:
+        rows.append(("step time", duration(metrics["step_time_s"]), ""))
+    else:
+        rate = metrics["tokens_per_s_per_gpu"]
+        kind = "read" if workload["output_len"] == 0 else "generated"
+        total = f"{rate * facts.num_gpus(data):,.0f} {kind} tokens/s in all"
+        rows.append(("tokens/s/GPU", f"{rate:,.1f}", total))
+        for name in "ttft", "tpot":
+            if metrics[f"{name}_s"] is not None:
+                reached_s, limit_ms = metrics[f"{name}_s"], workload[f"{name}_ms"]
+                limit = "no limit"
+                if limit_ms is not None:
+                    share = reached_s * 1e3 / limit_ms
+                    limit = f"limit {limit_ms:g} ms, {percent(share)} of it"
+                rows.append((name.upper(), milliseconds(reached_s), limit))
+        batches = ", ".join(
+            f"{phase} steps of {data['phases'][phase]['batch']}"
+            for phase in data["phase_order"]
+        )
+        per_stage = " a stage" if data["assignment"]["stages"] > 1 else ""
+        rows.append(
+            ("concurrency", counted(metrics["concurrency"], "request"), batches + per_stage)
+        )
+    peak, usable = metrics["peak_bytes"], facts.usable_bytes(data)
+    share = f"limit {size(usable)}, {percent(peak / usable)} of it"
+    rows.append(("memory per GPU", size(peak), share))
+    parts = ", ".join(
+        f"{name} {size(nbytes)}" for name, nbytes in facts.memory_parts(data).items()
+    )
+    rows.append(("", "", parts))
+    return _section("Predicted", table_text(rows, width - 2, right=[1]))
+
+
+def _provenance(data: Data, width: int) -> str:
+    search = data["search"]
+    if data["workload"] is None:
+        bound = f"no plan of this space steps in under {duration(1 / data['bound'])}"
+    else:
+        bound = f"no plan of this space exceeds {data['bound']:,.1f} tokens/s/GPU"
+    rows = [
+        ("Bound", f"{bound}, by {facts.bound_words(data)}"),
+        ("Gap", f"at most {percent(data['gap'])} from the optimum"),
+        (
+            "Found by",
+            f"{search['method']}, {search['evaluations']:,} evaluations of a budget of "
+            f"{search['budget']:,}, seed {search['seed']}",
+        ),
+    ]
+    return table_text(rows, width)
+
+
+def _operators(data: Data, width: int, full: bool) -> str:
+    phases = data["phase_order"]
+    rows = []
+    for row in facts.op_rows(data, values=full):
+        cells = [facts.sharded_text(row.sharded[phase]) for phase in phases]
+        same = ["same" if cell == cells[0] else cell for cell in cells[1:]]
+        rows.append((row.label, cells[0], *same))
+    kinds = "operators and values" if full else "operators"
+    header = (kinds, *(phases if len(phases) > 1 else ["shards"]))
+    body = table_text(rows, width - 2, header=header)
+    return _section("What the mesh axes shard, factor@axis", body)
+
+
+def _arguments(data: Data, width: int, full: bool) -> str:
+    def listed(key: str) -> list[tuple[str, str, str]]:
+        return [
+            (
+                row.path + _only(row.phases, data),
+                row.named if row.dims else "[]",
+                row.partition_spec,
+            )
+            for row in facts.argument_rows(data, key)
+            if full or any(row.spec)
+        ]
+
+    rows = listed("in_specs")
+    if full:
+        rows += listed("out_specs")
+    if not rows:
+        return "Arguments are replicated."
+    header = ("array", "dims", "PartitionSpec")
+    heading = "Arguments and results" if full else "Sharded arguments"
+    return _section(heading, table_text(rows, width - 2, header=header))
+
+
+def _only(phases: Sequence[str], data: Data) -> str:
+    return "" if len(phases) == len(data["phase_order"]) else f" ({', '.join(phases)})"
+
+
+def _time(data: Data, width: int, full: bool) -> str:
+    blocks = []
+    for phase in data["phase_order"]:
+        rows = facts.time_rows(data, phase)
+        step_s = sum(row.time_s for row in rows)
+        shares = ", ".join(
+            f"{facts.KINDS[kind]} {percent(share)}"
+            for kind, share in facts.kind_shares(rows).items()
+        )
+        if not full:
+            rows = sorted(rows, key=lambda row: -row.time_s)[:TOP_PARTS]
+        cells = [
+            (duration(r.time_s), percent(r.share), r.name, facts.KINDS[r.kind])
+            for r in rows
+        ]
+        heading = f"Time of a {phase}: " if phase != "step" else "Time of a step: "
+        if data["workload"] and phase != "step":
+            heading = f"Time of a {phase} step: "
+        words = _rendered(Text(f"{heading}{duration(step_s)} ({shares})"), width)
+        body = _indented(table_text(cells, width - 2, right=[0, 1]))
+        blocks.append(f"{words}\n{body}")
+    return "\n\n".join(blocks)
+
+
+def _notes(data: Data, width: int) -> str:
+    if not data["notes"]:
+        return ""
+    return _section("Notes", table_text([(note,) for note in data["notes"]], width - 2))

@@ -297,8 +297,8 @@ class Finisher:
             return leaf.path
         for eq in self.draft.follows:
             if eq.outs[0].index in inside:
-                return f"{eq.name or eq.source} {eq.primitive}@{min(inside)}"
-        return f"value@{min(inside)}"
+                return f"{eq.name or eq.source} {eq.primitive}"
+        return "value"
 
     def _reduction(self, eq: Equation, dims: tuple[int, ...]) -> Reduction:
         own = self.factors_of(eq.ins[0])

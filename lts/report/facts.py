@@ -1,0 +1,270 @@
+"""What a report says of a plan, read from the data of plan.json.
+
+Text and HTML show the same facts: operators that shard alike in one row, arguments
+whose specs are alike in one row, and where the time of a step goes.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lts.report.units import counted
+
+Data = Mapping[str, Any]
+Sharded = tuple[tuple[str, tuple[str, ...]], ...]
+"""Per sharded factor or dim, in the order of the axes: its name and its axes."""
+
+KINDS = {
+    "op": "operators",
+    "value": "elementwise and cache",
+    "reshard": "communication",
+    "hand-over": "pipeline hand-over",
+}
+"""Kinds of time, and what reports call them."""
+
+_DEGREE_WORDS = {"dp": "data", "tp": "tensor", "cp": "context"}
+_GAP_KINDS = {
+    "relaxed": "a relaxation: every operator at its fastest, all reshards free",
+}
+_LEAST_HAND_OVER = 1e-4  # shares of a step below this are rounding
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpRow:
+    """Operators of one group that shard alike in every phase.
+
+    Attributes:
+      group: prefix that their names share, or "".
+      names: without the prefix.
+      sharded: by phase; None where the phase has no such operator.
+    """
+
+    group: str
+    names: tuple[str, ...]
+    sharded: Mapping[str, Sharded | None]
+
+    @property
+    def label(self) -> str:
+        """`group: name, name`."""
+        names = ", ".join(self.names)
+        return f"{self.group}: {names}" if self.group else names
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArgumentRow:
+    """Arguments (or results) with one spec; `*` in a path stands for every number.
+
+    Attributes:
+      path: of the array in the arguments.
+      phases: that it is an argument of.
+      dims: name of every dim, "" for one without.
+      spec: per dim, the axes that shard it.
+    """
+
+    path: str
+    phases: tuple[str, ...]
+    dims: tuple[str, ...]
+    spec: tuple[tuple[str, ...], ...]
+
+    @property
+    def partition_spec(self) -> str:
+        """As it is written in Python."""
+        entries = [
+            "None" if not axes else repr(axes[0]) if len(axes) == 1 else repr(axes)
+            for axes in self.spec
+        ]
+        return f"P({', '.join(entries)})"
+
+    @property
+    def named(self) -> str:
+        """Dims with their axes, `[vocab, hidden@x]`; "-" for one without a name."""
+        padded = (*self.spec, *((),) * (len(self.dims) - len(self.spec)))
+        entries = [
+            at(name or "-", axes) for name, axes in zip(self.dims, padded, strict=True)
+        ]
+        return f"[{', '.join(entries)}]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeRow:
+    """A node or reshard of one phase, and its share of the phase's step."""
+
+    name: str
+    kind: str
+    time_s: float
+    share: float
+
+
+def at(name: str, axes: Sequence[str]) -> str:
+    """`name@x*y`, or the bare name.
+
+    >>> at("batch", ("x", "y"))
+    'batch@x*y'
+    """
+    return f"{name}@{'*'.join(axes)}" if axes else name
+
+
+def sharded(states: Sequence[str | None], data: Data) -> Sharded:
+    """Which axes shard each factor, from what each axis shards."""
+    found: dict[str, list[str]] = {}
+    for axis, state in zip(data["assignment"]["axes"], states, strict=True):
+        if state is not None:
+            found.setdefault(state, []).append(axis["name"])
+    return tuple((name, tuple(axes)) for name, axes in found.items())
+
+
+def sharded_text(found: Sharded | None) -> str:
+    """`[batch@x*y, kv_heads@z]`; `[]` where nothing is sharded."""
+    if found is None:
+        return "-"
+    return f"[{', '.join(at(name, axes) for name, axes in found)}]"
+
+
+def title(data: Data) -> str:
+    """What the plan is of."""
+    return data["model"]["name"] if data["model"] else "a function"
+
+
+def cluster_name(data: Data) -> str:
+    """`h100:2x8`."""
+    cluster = data["cluster"]
+    return f"{cluster['name']}:{cluster['nodes']}x{cluster['gpus_per_node']}"
+
+
+def num_gpus(data: Data) -> int:
+    """GPUs of the cluster."""
+    return data["cluster"]["nodes"] * data["cluster"]["gpus_per_node"]
+
+
+def usable_bytes(data: Data) -> int:
+    """HBM of one GPU that a plan may fill."""
+    cluster = data["cluster"]
+    return int(cluster["chip"]["hbm_bytes"] * (1 - cluster["reserve_fraction"]))
+
+
+def memory_parts(data: Data) -> dict[str, float]:
+    """Bytes per GPU by what fills them; they sum to the peak."""
+    metrics = data["metrics"]
+    first = "weights" if data["workload"] else "arguments and results"
+    parts = {first: metrics["weight_bytes"], "KV cache": metrics["cache_bytes"]}
+    parts["activations"] = max(0.0, metrics["peak_bytes"] - sum(parts.values()))
+    return {name: nbytes for name, nbytes in parts.items() if nbytes}
+
+
+def workload_words(data: Data) -> str:
+    """Lengths and dtypes of a served model in words; "" for a function."""
+    workload, model = data["workload"], data["model"]
+    if workload is None:
+        return ""
+    words = [f"{workload['input_len']} tokens in, {workload['output_len']} out"]
+    if model:
+        own = model["config"]["dtype"]
+        words.append(f"{model['weight_dtype'] or own} weights")
+        words.append(f"{model['kv_dtype'] or own} KV cache")
+    return ", ".join(words)
+
+
+def degree_words(data: Data) -> str:
+    """Degrees above 1 in words; a function's axes have no such names."""
+    degrees = data["degrees"]
+    words = [counted(degrees["pp"], "pipeline stage")] if degrees["pp"] > 1 else []
+    words += [
+        f"{degrees[name]}-way {word}"
+        for name, word in _DEGREE_WORDS.items()
+        if degrees[name] > 1
+    ]
+    listed = ", ".join(f"{name} {degrees[name]}" for name in ("pp", *_DEGREE_WORDS))
+    return f"{' x '.join(words) or 'one GPU'} ({listed})"
+
+
+def axis_link(axis: Data, data: Data) -> str:
+    """Where an axis lies, and on what."""
+    cluster = data["cluster"]
+    if axis["inside"]:
+        return f"inside a node, {cluster['intra']['name']}"
+    return f"across nodes, {cluster['inter']['name']}"
+
+
+def bound_words(data: Data) -> str:
+    """How the bound was proven."""
+    return _GAP_KINDS.get(data["gap_kind"], data["gap_kind"])
+
+
+def op_rows(data: Data, *, values: bool = False) -> list[OpRow]:
+    """Operators in program order; with `values`, other nodes that are no arguments."""
+    kinds = {p["name"]: p["kind"] for p in data["metrics"]["breakdown"]}
+    states = data["assignment"]["states"]
+    arguments = {path for p in data["phases"].values() for path, _ in p["in_specs"]}
+    # of the file only the breakdown is in program order; what takes no time comes last
+    names = dict.fromkeys([*kinds, *sorted(set().union(*states.values()))])
+    rows: dict[tuple, list[str]] = {}
+    for name in names:
+        if name in arguments or not any(name in nodes for nodes in states.values()):
+            continue
+        is_op = kinds.get(name, "value" if name.endswith(":") else "op") == "op"
+        if not (is_op or values):
+            continue
+        group, _, short = name.rpartition("/")
+        found = tuple(
+            sharded(states[phase][name], data) if name in states[phase] else None
+            for phase in data["phase_order"]
+        )
+        rows.setdefault((group, found), []).append(short)
+    return [
+        OpRow(
+            group=group,
+            names=tuple(names),
+            sharded=dict(zip(data["phase_order"], found, strict=True)),
+        )
+        for (group, found), names in rows.items()
+    ]
+
+
+def argument_rows(data: Data, key: str = "in_specs") -> list[ArgumentRow]:
+    """Arguments (`key` "out_specs": results) of all phases, those alike in one row."""
+    phases: dict[tuple, list[str]] = {}
+    for phase in data["phase_order"]:
+        found = data["phases"][phase]
+        for path, entries in found[key]:
+            spec = tuple(_axes(entry) for entry in entries)
+            dims = tuple(found["dims"].get(path, ("",) * len(spec)))
+            # a list of layers has a path per layer: "params/layers/0/query"
+            path = re.sub(r"(?<=/)\d+(?=/)", "*", path)
+            row = phases.setdefault((path, dims, spec), [])
+            if phase not in row:
+                row.append(phase)
+    return [
+        ArgumentRow(path=path, phases=tuple(names), dims=dims, spec=spec)
+        for (path, dims, spec), names in phases.items()
+    ]
+
+
+def _axes(entry: str | Iterable[str] | None) -> tuple[str, ...]:
+    if entry is None:
+        return ()
+    return (entry,) if isinstance(entry, str) else tuple(entry)
+
+
+def time_rows(data: Data, phase: str) -> list[TimeRow]:
+    """Where a step of a phase spends its time, in program order."""
+    step_s = data["phases"][phase]["step_time_s"]
+    parts = [
+        (part["name"], part["kind"], part["time_s"])
+        for part in data["metrics"]["breakdown"]
+        if part["phase"] == phase
+    ]
+    listed_s = sum(time_s for *_, time_s in parts)
+    if step_s - listed_s > _LEAST_HAND_OVER * step_s:
+        parts.append(("from stage to stage", "hand-over", step_s - listed_s))
+    total_s = max(step_s, listed_s)
+    return [
+        TimeRow(name=name, kind=kind, time_s=time_s, share=time_s / total_s)
+        for name, kind, time_s in parts
+    ]
+
+
+def kind_shares(rows: Sequence[TimeRow]) -> dict[str, float]:
+    """Share of a step by kind of time, those of `KINDS` that occur."""
+    found = {kind: sum(r.share for r in rows if r.kind == kind) for kind in KINDS}
+    return {kind: share for kind, share in found.items() if share}
