@@ -57,6 +57,16 @@ class AppliedStep:
         outs = found.step(*jax.tree.leaves((args, kwargs)))
         return jax.tree.unflatten(found.traced.out_tree, outs)
 
+    def device_put(self, *args: Any, **kwargs: Any) -> Any:
+        """The arguments on the mesh, as planned; with keywords, the pair of both."""
+        found = self.prepared(args, kwargs)
+        assert isinstance(self.mesh, Mesh)
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        placed = jax.tree.unflatten(
+            tree, put(leaves, found.specs.arguments, self.mesh)
+        )
+        return placed if kwargs else placed[0]
+
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """Lowered for these (possibly abstract) arguments, as `jax.jit` does."""
         found = self.prepared(args, kwargs)
@@ -75,7 +85,11 @@ class AppliedStep:
         args, kwargs = jax.tree.unflatten(tree, leaves)
         names = argument_names(self.function, len(args))
         traced = trace_program(self.function, args, kwargs, names=names)
-        graph = link_phases({self.phase: traced.graph}, self.dims)[self.phase]
+        hints = {
+            path: _hint(path, len(leaf.shape), self.dims)
+            for path, leaf in zip(traced.in_paths, leaves, strict=True)
+        }
+        graph = link_phases({self.phase: traced.graph}, hints)[self.phase]
         states = matched_states(graph, self.assignment.states[self.phase])
         specs = phase_specs(traced, graph, states, self.assignment)
         _check_divides(specs, traced, leaves, self.mesh)
@@ -92,6 +106,14 @@ class AppliedStep:
             specs=specs,
             leaves=leaves,
         )
+
+
+def _hint(path: str, rank: int, dims: Mapping[str, Sequence[str]]) -> Sequence[str]:
+    """Names of an argument's dims; of one in a list of layers, its stacked twin's."""
+    if path in dims:
+        return dims[path]
+    stacked = dims.get("/".join(p for p in path.split("/") if not p.isdigit()), ())
+    return stacked[1:] if len(stacked) == rank + 1 else stacked
 
 
 def _dtype(leaf: Any) -> Any:
@@ -129,12 +151,11 @@ def auto_mesh(
     return Mesh(grid, tuple(shape), axis_types=auto)
 
 
-def put(tree: Any, specs: Any, mesh: Mesh) -> Any:
-    """`jax.device_put` of a pytree to a pytree of specs."""
+def put(tree: Any, specs: Sequence[PartitionSpec], mesh: AnyMesh) -> Any:
+    """`jax.device_put` of a pytree; one spec per leaf, in order."""
     leaves, structure = jax.tree.flatten(tree)
-    flat = jax.tree.leaves(specs, is_leaf=lambda s: isinstance(s, PartitionSpec))
     placed = [
         jax.device_put(x, NamedSharding(mesh, s))
-        for x, s in zip(leaves, flat, strict=True)
+        for x, s in zip(leaves, specs, strict=True)
     ]
     return jax.tree.unflatten(structure, placed)

@@ -61,19 +61,9 @@ def batch_labels(space: Space) -> frozenset[int]:
 
 
 def sequence_labels(space: Space, group: int) -> tuple[int, ...]:
-    """Labels of positions: neither of weights nor the batch."""
-    weights = {
-        factor.label
-        for variable in space.variables
-        if variable.kind is NodeKind.PARAMETER
-        for factor in variable.factors
-    }
-    batch = batch_labels(space)
-    return tuple(
-        label
-        for label in space.role_labels[group]
-        if label not in weights and label not in batch
-    )
+    """Labels of token positions that a group has."""
+    labels = space.role_labels[group]
+    return tuple(label for label in labels if label in space.positions)
 
 
 def named_degrees(space: Space, picks: np.ndarray) -> dict[str, int]:

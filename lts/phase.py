@@ -188,15 +188,13 @@ class PhasePlan:
         """
         if self.assignment.degrees.stages > 1:
             return self._pipelined().device_put(args)
-        mesh = self.mesh()
-        if self.trees is None:
-            flat = jax.tree.leaves((tuple(args), dict(kwargs or {})))
-            placed = put(flat, list(self.arguments.values()), mesh)
-            tree = jax.tree.structure((tuple(args), dict(kwargs or {})))
-            args, kwargs_ = jax.tree.unflatten(tree, placed)
-            return (args, kwargs_) if kwargs else args
-        specs = jax.tree.unflatten(self.trees[0], list(self.arguments.values()))
-        placed = put((tuple(args), dict(kwargs or {})), specs, mesh)
+        pair = (tuple(args), dict(kwargs or {}))
+        if self.trees is not None and jax.tree.structure(pair) != self.trees[0]:
+            raise ValueError(
+                "these arguments have another structure than those that the plan is "
+                "for; put them with step = plan.apply(...); step.device_put(*args)"
+            )
+        placed = put(pair, list(self.arguments.values()), self.mesh())
         return placed if kwargs else placed[0]
 
     def bind(

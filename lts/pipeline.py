@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from lts.applied import AppliedStep, auto_mesh
+from lts.applied import AppliedStep, auto_mesh, put
 from lts.assignment import Assignment
 from lts.models import DenseModel
 
@@ -98,9 +98,9 @@ class PipelinedStep:
             call = (own, parts[0], hidden, jnp.int32(0))
             specs = step.prepared(call, {}).specs.arguments
             counts = [len(jax.tree.leaves(x)) for x in (own, parts[0])]
-            placed_params.append(_put(own, specs[: counts[0]], step.mesh))
+            placed_params.append(put(own, specs[: counts[0]], step.mesh))
             taken = specs[counts[0] : sum(counts)]
-            placed_cache.append([_put(part, taken, step.mesh) for part in parts])
+            placed_cache.append([put(part, taken, step.mesh) for part in parts])
         return (placed_params, placed_cache, tokens, *rest)
 
     def _entering(self, stage: int, tokens: Any, dtype: Any) -> Any:
@@ -133,12 +133,3 @@ class PipelinedStep:
                 hidden, cache[stage][number] = step(*own, hidden, where)
             logits.append(hidden)
         return jnp.concatenate(logits), cache
-
-
-def _put(tree: Any, specs: Sequence[Any], mesh: Any) -> Any:
-    leaves, structure = jax.tree.flatten(tree)
-    placed = [
-        jax.device_put(x, NamedSharding(mesh, spec))
-        for x, spec in zip(leaves, specs, strict=True)
-    ]
-    return jax.tree.unflatten(structure, placed)

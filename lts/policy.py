@@ -197,13 +197,22 @@ def sample(
     count = len(reading.temperature)
     picks = jnp.zeros((features.space.num_genes, count), jnp.int32)
     found = []
-    level_keys = jax.random.split(key, len(LEVELS))
-    for level_key, genes in zip(level_keys, features.slices, strict=True):
+    draws = jax.random.uniform(key, (count, features.space.num_genes, 1))
+    for genes in features.slices:
         logits = log_policy(features, policy, params, picks, genes, elites, reading)
-        drawn = jax.random.categorical(level_key, logits).astype(jnp.int32)
-        found.append(jnp.take_along_axis(logits, drawn[..., None], axis=2)[..., 0].T)
-        picks = picks.at[genes].set(drawn.T)
+        chance = jnp.exp(logits)
+        below = jnp.cumsum(chance, -1) <= draws[:, genes] * chance.sum(-1, keepdims=True)
+        # rounding may leave the last value out of reach of the largest draw
+        drawn = jnp.minimum(below.sum(-1, keepdims=True), _last(logits))
+        found.append(jnp.take_along_axis(logits, drawn, axis=2)[..., 0].T)
+        picks = picks.at[genes].set(drawn[..., 0].T)
     return picks, jnp.concatenate(found)
+
+
+def _last(logits: jax.Array) -> jax.Array:
+    """The last value that is allowed; `[candidates, genes, 1]`."""
+    values = jnp.arange(logits.shape[-1])
+    return jnp.where(logits > MASKED / 2, values, 0).max(-1, keepdims=True)
 
 
 def log_probability(

@@ -83,6 +83,7 @@ class Space:
     role_labels: tuple[tuple[int, ...], ...]  # per group
     label_names: Mapping[int, str]
     variables: tuple[Variable, ...]
+    positions: frozenset[int] = frozenset()  # labels of token positions
     pinned: tuple[tuple[int, int], ...] = ()  # gene, value that it always has
 
     @property
@@ -158,9 +159,19 @@ class Space:
             table = np.zeros((len(variable.groups), width), np.int32)
             for row, group in enumerate(variable.groups):
                 for role, label in enumerate(self.role_labels[group]):
-                    table[row, role + 1] = variable.states_of(label)
+                    table[row, role + 1] = self._role_state(variable, label)
             tables.append(table)
         return tuple(tables)
+
+    def _role_state(self, variable: Variable, label: int) -> int:
+        """State that a role gives; sharding positions means those that there are.
+
+        New tokens in prefill, cached ones in decode: context parallelism is one role.
+        """
+        labels = [label]
+        if label in self.positions:
+            labels += sorted(self.positions - {label})
+        return next((s for x in labels if (s := variable.states_of(x))), NONE)
 
     @cached_property
     def repaired(self) -> tuple[np.ndarray, ...]:
@@ -189,6 +200,14 @@ class Space:
                 fixed[d] += np.where(keep, state, 0) * base**axis
         return fixed.astype(np.int32)
 
+    def _inherited_state(self, picks: np.ndarray, variable: int, axis: int) -> int:
+        """State that the roles give an axis of a variable, before any repair."""
+        for row, group in enumerate(self.variables[variable].groups):
+            role = int(picks[self.first_role + group * self.num_axes + axis])
+            if state := int(self.inherited[variable][row, role]):
+                return state
+        return NONE
+
     def choices(self, picks: np.ndarray) -> np.ndarray:
         """Legal choice of every variable; picks and result on the host.
 
@@ -209,10 +228,7 @@ class Space:
                 override = int(picks[self.first_override + i * axes + axis])
                 state = override - 1
                 if override == INHERIT:
-                    state = NONE
-                    for row, group in enumerate(variable.groups):
-                        role = int(picks[self.first_role + group * axes + axis])
-                        state = state or int(self.inherited[i][row, role])
+                    state = self._inherited_state(picks, i, axis)
                 code += state * base**axis
             out.append(int(self.repaired[i][degrees, code]))
         return np.array(out, np.int32)
@@ -280,14 +296,18 @@ class Space:
             if wanted is None:
                 continue
             known = [None, *(factor.name for factor in variable.factors)]
-            have = self.choice_states(i)[default[i]]
-            for axis, factor in enumerate(wanted):
+            for factor in wanted:
                 if factor not in known:
                     raise ValueError(
                         f"{name!r} has no factor {factor!r}; it has {known[1:]}"
                     )
-                state = known.index(factor)
-                if state != have[axis]:
+            states = [known.index(factor) for factor in wanted]
+            if states == self.choice_states(i)[default[i]].tolist():
+                continue
+            # Against what is inherited, not what is left after repair: an override of
+            # one axis may make room for another's role.
+            for axis, state in enumerate(states):
+                if state != self._inherited_state(picks, i, axis):
                     picks[self.first_override + i * self.num_axes + axis] = state + 1
         return picks
 
@@ -379,14 +399,25 @@ def build_space(graphs: Mapping[str, OpGraph], degrees: Sequence[Degrees]) -> Sp
             for factor in node.factors:
                 names.setdefault(factor.label, factor.name.rstrip("'"))
     rank = np.argsort(np.argsort(-flops, kind="stable"))
+    variables = tuple(_variables(graphs, rank))
     return Space(
         graphs=dict(graphs),
         degrees=tuple(degrees),
         groups=groups,
         role_labels=tuple(tuple(found) for found in labels),
         label_names=names,
-        variables=tuple(_variables(graphs, rank)),
+        variables=variables,
+        positions=_positions(variables),
     )
+
+
+def _positions(variables: Sequence[Variable]) -> frozenset[int]:
+    """Labels of neither weights nor the batch, if there are weights to tell by."""
+    found: dict[bool, set[int]] = {True: set(), False: set()}
+    for variable in variables:
+        labels = {f.label for f in variable.factors if not f.batched}
+        found[variable.kind is NodeKind.PARAMETER] |= labels
+    return frozenset(found[False] - found[True]) if found[True] else frozenset()
 
 
 def _variables(graphs: Mapping[str, OpGraph], rank: np.ndarray) -> list[Variable]:
@@ -415,12 +446,13 @@ def _variables(graphs: Mapping[str, OpGraph], rank: np.ndarray) -> list[Variable
 
 
 def _common_factors(nodes: Sequence[Node]) -> tuple[Factor, ...]:
-    first, *others = nodes
-    return tuple(
-        factor
-        for factor in first.factors
-        if all(any(f.name == factor.name for f in node.factors) for node in others)
-    )
+    """Factors that all nodes have, in the coarsest granularity that one asks for."""
+    common = []
+    for factor in nodes[0].factors:
+        same = [f for node in nodes for f in node.factors if f.name == factor.name]
+        if len(same) == len(nodes):
+            common.append(replace(factor, units=math.gcd(*(f.units for f in same))))
+    return tuple(common)
 
 
 def _touching_groups(graph: OpGraph) -> dict[int, set[int]]:

@@ -53,8 +53,9 @@ class Sharding:
         legal = np.ones(shape, bool)
         for i, factor in enumerate(factors):
             if factor.batched:
-                units = factor.units * self.batches // self.traced_batch
-                legal &= units[:, None, :] % self.ways[:, :, i, None] == 0
+                ways = self.ways[:, :, i, None]
+                units = factor.units * self.batches[:, None, :]
+                legal &= (units % (self.traced_batch * ways) == 0) | (ways == 1)
         return legal
 
 
@@ -106,7 +107,8 @@ def _op_time_s(node: Node, sharding: Sharding, cluster: Cluster) -> np.ndarray:
             moved = moved + sharding.local_bytes(operand.array, operand.factors)
     math_s = np.zeros(())
     if node.flops:
-        power = int(any(factor.batched for factor in node.factors))
+        arrays = [operand.array for operand in (*node.operands, *node.results)]
+        power = max(array.batch_power for array in arrays)
         ways = sharding.ways.prod(-1)[..., None]
         flops = node.flops * sharding.scale(power)[:, None] / ways
         math_s = flops / (chip.peak(node.dtype) * chip.matmul_efficiency)

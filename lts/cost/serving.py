@@ -61,8 +61,9 @@ def _over(value: jax.Array, limit: float | None) -> jax.Array:
 def _best(objective: jax.Array, violation: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Index of the best entry along the last axis, and the violation there."""
     feasible = violation <= 0
-    key = jnp.where(feasible, jnp.log(objective), -1e6 - violation)
-    place = jnp.argmax(key, -1)
+    best = jnp.argmax(jnp.where(feasible, objective, -jnp.inf), -1)
+    nearest = jnp.argmin(violation, -1)
+    place = jnp.where(feasible.any(-1), best, nearest)
     return place, jnp.take_along_axis(violation, place[:, None], -1)[:, 0]
 
 

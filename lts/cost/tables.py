@@ -9,8 +9,9 @@ layout are one reshard.
 Batches are per pipeline stage: a stage works on `concurrency / stages` sequences.
 """
 
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -153,37 +154,51 @@ def _every_state(base: int, axes: int) -> np.ndarray:
     return np.arange(base**axes)[:, None] // base ** np.arange(axes) % base
 
 
+def _reshard_prices(
+    rank: int, space: Space, cluster: Cluster
+) -> tuple[np.ndarray, np.ndarray]:
+    """Fixed seconds and seconds per byte between all layouts of an array.
+
+    Returns:
+      Two of `[degrees, source codes, target codes]`.
+    """
+    every_source = _every_state(rank + 2, space.num_axes)[:, None]
+    every_target = _every_state(rank + 1, space.num_axes)[None]
+    prices = [
+        reshard_cost(
+            every_source,
+            every_target,
+            rank,
+            space.sizes[d],
+            np.array([axis.inside for axis in degrees.axes]),
+            cluster,
+        )
+        for d, degrees in enumerate(space.degrees)
+    ]
+    fixed, per_byte = zip(*prices, strict=True)
+    return np.stack(fixed), np.stack(per_byte)
+
+
 def _edge_record(
     number: int,
     edge: Edge,
     graph: OpGraph,
-    space: Space,
     variables: np.ndarray,
     own_states: list[np.ndarray],
-    cluster: Cluster,
     traced_batch: int,
+    prices: Callable[[int], tuple[np.ndarray, np.ndarray]],
     first: dict[tuple, int],
 ) -> EdgeRecord:
-    axes = space.num_axes
     source, dims = edge_states(edge, graph.nodes, own_states[edge.source], True)
     target, _ = edge_states(edge, graph.nodes, own_states[edge.target], False)
     rank = len(dims)
-    shape = ((rank + 2) ** axes, (rank + 1) ** axes)
-    fixed = np.zeros((len(space.degrees), *shape))
-    slope = np.zeros_like(fixed)
-    every_source = _every_state(rank + 2, axes)[:, None]
-    every_target = _every_state(rank + 1, axes)[None]
-    for d, degrees in enumerate(space.degrees):
-        inside = np.array([axis.inside for axis in degrees.axes])
-        start, per_byte = reshard_cost(
-            every_source, every_target, rank, space.sizes[d], inside, cluster
-        )
-        seconds = per_byte * edge.array.nbytes * edge.trips
-        fixed[d] = start * edge.trips
-        if edge.array.batch_power:
-            slope[d] = seconds / traced_batch
-        else:
-            fixed[d] += seconds
+    start, per_byte = prices(rank)
+    fixed = start * edge.trips
+    slope = per_byte * (edge.array.nbytes * edge.trips)
+    if edge.array.batch_power:
+        slope /= traced_batch
+    else:
+        fixed, slope = fixed + slope, np.zeros_like(slope)
     return EdgeRecord(
         edge=edge,
         source=int(variables[edge.source]),
@@ -214,6 +229,7 @@ def build_tables(
     variable_of = {
         member: i for i, v in enumerate(space.variables) for member in v.members
     }
+    prices = functools.cache(lambda rank: _reshard_prices(rank, space, cluster))
     phases: dict[str, PhaseTables] = {}
     memory: dict[str, dict[int, np.ndarray]] = {
         "looped": {},
@@ -248,15 +264,7 @@ def build_tables(
             ),
             edges=tuple(
                 _edge_record(
-                    number,
-                    edge,
-                    graph,
-                    space,
-                    variables,
-                    states,
-                    cluster,
-                    traced_batch,
-                    first,
+                    number, edge, graph, variables, states, traced_batch, prices, first
                 )
                 for number, edge in enumerate(graph.edges)
             ),

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from lts.evaluate.base import Evaluator, Scores
-from lts.methods.moves import move, quick_key, sample_prior
+from lts.methods.moves import NUM_UNIFORMS, move, quick_key, sample_prior
 from lts.space import Space
 
 FIRST_TEMPERATURE = 0.5  # halves of the objective are passed freely
@@ -43,7 +43,8 @@ class Annealing:
         def ask(state: AnnealingState) -> tuple[jax.Array, AnnealingState]:
             key, prior_key, move_key = jax.random.split(state.key, 3)
             start = sample_prior(self.space, prior_key, self.batch)
-            moved = move(self.space, move_key, state.picks)
+            uniforms = jax.random.uniform(move_key, (NUM_UNIFORMS, self.batch))
+            moved = move(self.space, uniforms, state.picks)
             started = jnp.isfinite(state.fitness)
             return jnp.where(started, moved, start), state.replace(key=key)
 

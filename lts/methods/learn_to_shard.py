@@ -22,7 +22,7 @@ from lts.cost.features import GeneFeatures, gene_features
 from lts.elite import Elites, empty_elites, fingerprints, insert, repeats
 from lts.evaluate.base import Scores
 from lts.evaluate.tables import TableEvaluator
-from lts.methods.moves import move, quick_key
+from lts.methods.moves import NUM_UNIFORMS, move, quick_key
 from lts.policy import ElitePolicy, Reading, init_policy, log_probability, sample
 from lts.space import Space
 
@@ -43,6 +43,7 @@ class Config:
     temperatures: tuple[float, float] = (1.0, 2.0)
     focus: float = 2.0  # scale of the noise by which candidates follow few elites
     oversampling: int = 3
+    changed_draws: float = 0.25  # share of changed candidates that were draws
     max_moves: int = 3  # small changes of one mutated candidate
     seen_slots: int = 1 << 16  # scored candidates remembered, by hash
 
@@ -167,23 +168,25 @@ class LearnToShard:
     def _changed(self, state: LearnState, key: jax.Array, draws: jax.Array) -> jax.Array:
         """Small changes of elites (good ones more often) and, one in four, of draws."""
         number = self.batch - self.num_draws
-        parent_key, draw_key, source_key, count_key, move_key = jax.random.split(key, 5)
         pool = 2 * number
-        capacity = self.config.num_elites
-        weight = jnp.where(state.elites.filled, -3.0 * np.arange(capacity) / capacity, -1e9)
-        parent = jax.random.categorical(parent_key, weight, shape=(pool,))
-        parents = state.elites.picks[:, parent]
-        other = draws[:, jax.random.randint(draw_key, (pool,), 0, self.num_draws)]
-        from_draws = jax.random.bernoulli(source_key, 0.25, (pool,))
-        from_draws |= ~state.elites.filled[0]
-        picks = jnp.where(from_draws, other, parents)
-        moves = jax.random.geometric(count_key, 0.5, (pool,))
+        moves = self.config.max_moves
+        uniforms = jax.random.uniform(key, (4 + NUM_UNIFORMS * moves, pool))
+        of_parent, of_draw, of_source, of_count = uniforms[:4]
+        elites = state.elites
+        # places near the head are drawn more often
+        parent = (of_parent**2 * elites.filled.sum()).astype(jnp.int32)
+        draw = (of_draw * self.num_draws).astype(jnp.int32)
+        from_draws = (of_source < self.config.changed_draws) | ~elites.filled[0]
+        picks = jnp.where(from_draws, draws[:, draw], elites.picks[:, parent])
 
-        def change(done, found):
-            moved = move(self.space, jax.random.fold_in(move_key, done), found)
-            return jnp.where(done < moves, moved, found)
+        def change(picks, step):
+            number_of_move, uniforms = step
+            moved = move(self.space, uniforms, picks)
+            # one move, and each further one with half the chance
+            return jnp.where(of_count < 0.5**number_of_move, moved, picks), None
 
-        picks = jax.lax.fori_loop(0, self.config.max_moves, change, picks)
+        steps = jnp.arange(moves), uniforms[4:].reshape(moves, NUM_UNIFORMS, pool)
+        picks, _ = jax.lax.scan(change, picks, steps)
         picks = self.features.canonical(picks)
         order = jnp.argsort(~self._fresh(state, picks), stable=True)
         return picks[:, order[:number]]

@@ -19,6 +19,8 @@ MOVES = {
     "inherit": 0.2,
 }
 """Chance of every kind of move."""
+NUM_UNIFORMS = 4
+"""Random numbers that one move needs."""
 
 
 def quick_key(key: jax.Array) -> jax.Array:
@@ -73,16 +75,19 @@ def live_genes(space: Space, degrees: jax.Array) -> jax.Array:
     return jnp.asarray(live.T)[:, degrees]
 
 
-def move(space: Space, key: jax.Array, picks: jax.Array) -> jax.Array:
-    """Every candidate with one small change; int32 `[genes, candidates]`.
+def move(space: Space, uniforms: jax.Array, picks: jax.Array) -> jax.Array:
+    """Every candidate with one small change.
 
     A change is new degrees, one new role, two axes of a group with their roles
     swapped, one new override, or one override back to "inherit".
+
+    Args:
+      uniforms: draws from [0, 1), `[NUM_UNIFORMS, candidates]`.
+      picks: int32 `[genes, candidates]`.
     """
-    kind_key, gene_key, value_key, axis_key = jax.random.split(key, 4)
-    genes, count = picks.shape
-    weights = jnp.log(jnp.array([*MOVES.values()]))
-    kind = jax.random.categorical(kind_key, weights, shape=(count,))
+    of_kind, of_gene, of_value, of_axis = uniforms
+    ends = np.cumsum([*MOVES.values()])
+    kind = (of_kind[:, None] >= jnp.asarray(ends[:-1], jnp.float32)).sum(1)
     level = np.array(["degrees role override".split().index(g.kind) for g in space.genes])
     live = live_genes(space, picks[0])
     open_ = live & (jnp.asarray(space.cardinalities)[:, None] > 1)
@@ -91,27 +96,27 @@ def move(space: Space, key: jax.Array, picks: jax.Array) -> jax.Array:
     returning = among & (picks != INHERIT)
     among = jnp.where((kind == 4) & returning.any(0), returning, among)
     # a gene drawn uniformly from those of the kind; none if there are none
-    place = jax.random.uniform(gene_key, (count,)) * among.sum(0)
+    place = of_gene * among.sum(0)
     gene = jnp.argmax(jnp.cumsum(among, axis=0) > place, axis=0)
     limit = jnp.asarray(space.cardinalities)[gene]
     now = jnp.take_along_axis(picks, gene[None], axis=0)[0]
-    step = jax.random.uniform(value_key, (count,)) * (limit - 1)
-    other = (now + 1 + step.astype(jnp.int32)) % limit
+    step = (of_value * (limit - 1)).astype(jnp.int32)
+    other = (now + 1 + step) % limit
     value = jnp.where(kind == 4, INHERIT, other)
-    chosen = (jnp.arange(genes)[:, None] == gene) & among
+    chosen = (jnp.arange(len(picks))[:, None] == gene) & among
     changed = jnp.where(chosen, value, picks)
-    return jnp.where(kind == 2, _swapped(space, axis_key, picks, gene, changed), changed)
+    return jnp.where(kind == 2, _swapped(space, of_axis, picks, gene, changed), changed)
 
 
 def _swapped(
-    space: Space, key: jax.Array, picks: jax.Array, gene: jax.Array, fallback: jax.Array
+    space: Space, draw: jax.Array, picks: jax.Array, gene: jax.Array, fallback: jax.Array
 ) -> jax.Array:
     """Roles of the axis of `gene` and another axis swapped; `fallback` if equal."""
     axes = space.num_axes
     if axes == 1:
         return fallback
     owner, axis = (gene - space.first_role) // axes, (gene - space.first_role) % axes
-    step = jax.random.randint(key, gene.shape, 1, axes)
+    step = 1 + (draw * (axes - 1)).astype(jnp.int32)
     other = space.first_role + owner * axes + (axis + step) % axes
     here = jnp.take_along_axis(picks, gene[None], axis=0)
     there = jnp.take_along_axis(picks, other[None], axis=0)

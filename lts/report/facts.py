@@ -77,8 +77,21 @@ class ArgumentRow:
         return f"P({', '.join(entries)})"
 
     @property
+    def sharded(self) -> Sharded:
+        """Dims that are sharded, and by which axes; a dim without a name by number."""
+        names = [name or f"dim {i}" for i, name in enumerate(self.dims)]
+        return tuple(
+            (name, axes) for name, axes in zip(names, self.spec, strict=False) if axes
+        )
+
+    @property
     def named(self) -> str:
-        """Dims with their axes, `[vocab, hidden@x]`; "-" for one without a name."""
+        """Dims with their axes, `[vocab, hidden@x]`; "-" for one without a name.
+
+        "" for a result, whose dims have no names.
+        """
+        if not self.dims and self.spec:
+            return ""
         padded = (*self.spec, *((),) * (len(self.dims) - len(self.spec)))
         entries = [
             at(name or "-", axes) for name, axes in zip(self.dims, padded, strict=True)
@@ -178,17 +191,39 @@ def degree_words(data: Data) -> str:
     return f"{' x '.join(words) or 'one GPU'} ({listed})"
 
 
-def axis_link(axis: Data, data: Data) -> str:
-    """Where an axis lies, and on what."""
+def link_words(inside: bool, data: Data) -> str:
+    """Where traffic runs, and on what."""
     cluster = data["cluster"]
-    if axis["inside"]:
-        return f"inside a node, {cluster['intra']['name']}"
-    return f"across nodes, {cluster['inter']['name']}"
+    if inside:
+        return f"inside a node ({cluster['intra']['name']})"
+    return f"across nodes ({cluster['inter']['name']})"
+
+
+def mesh_words(data: Data) -> str:
+    """Axes with their sizes, by link: `x=2 across nodes (...), y=8 inside a node`."""
+    axes = data["assignment"]["axes"]
+    words = []
+    for inside in (False, True):
+        named = [f"{a['name']}={a['size']}" for a in axes if a["inside"] == inside]
+        if named:
+            words.append(f"{', '.join(named)} {link_words(inside, data)}")
+    return "; ".join(words) or "one GPU"
 
 
 def bound_words(data: Data) -> str:
     """How the bound was proven."""
     return _GAP_KINDS.get(data["gap_kind"], data["gap_kind"])
+
+
+def search_words(data: Data) -> str:
+    """How the plan was found."""
+    search = data["search"]
+    if search["method"] == "price":
+        return "no search: the layout was given"
+    return (
+        f"{search['method']}, {search['evaluations']:,} evaluations of a budget of "
+        f"{search['budget']:,}, seed {search['seed']}"
+    )
 
 
 def op_rows(data: Data, *, values: bool = False) -> list[OpRow]:
@@ -223,20 +258,27 @@ def op_rows(data: Data, *, values: bool = False) -> list[OpRow]:
 
 def argument_rows(data: Data, key: str = "in_specs") -> list[ArgumentRow]:
     """Arguments (`key` "out_specs": results) of all phases, those alike in one row."""
-    phases: dict[tuple, list[str]] = {}
+    paths: dict[tuple, dict[str, None]] = {}
+    phases: dict[tuple, dict[str, None]] = {}
+    dims: dict[tuple, tuple[str, ...]] = {}
     for phase in data["phase_order"]:
         found = data["phases"][phase]
         for path, entries in found[key]:
             spec = tuple(_axes(entry) for entry in entries)
-            dims = tuple(found["dims"].get(path, ("",) * len(spec)))
+            names = tuple(found["dims"].get(path, ()))
             # a list of layers has a path per layer: "params/layers/0/query"
-            path = re.sub(r"(?<=/)\d+(?=/)", "*", path)
-            row = phases.setdefault((path, dims, spec), [])
-            if phase not in row:
-                row.append(phase)
+            row = (re.sub(r"(?<=/)\d+(?=/)", "*", path), spec, len(names))
+            paths.setdefault(row, {})[path] = None
+            phases.setdefault(row, {})[phase] = None
+            dims.setdefault(row, names)
     return [
-        ArgumentRow(path=path, phases=tuple(names), dims=dims, spec=spec)
-        for (path, dims, spec), names in phases.items()
+        ArgumentRow(
+            path=row[0] if len(found) > 1 else next(iter(found)),
+            phases=tuple(phases[row]),
+            dims=dims[row],
+            spec=row[1],
+        )
+        for row, found in paths.items()
     ]
 
 
@@ -262,9 +304,3 @@ def time_rows(data: Data, phase: str) -> list[TimeRow]:
         TimeRow(name=name, kind=kind, time_s=time_s, share=time_s / total_s)
         for name, kind, time_s in parts
     ]
-
-
-def kind_shares(rows: Sequence[TimeRow]) -> dict[str, float]:
-    """Share of a step by kind of time, those of `KINDS` that occur."""
-    found = {kind: sum(r.share for r in rows if r.kind == kind) for kind in KINDS}
-    return {kind: share for kind, share in found.items() if share}

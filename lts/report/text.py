@@ -90,7 +90,7 @@ def _rendered(renderable: Table | Text, width: int) -> str:
 
 
 def _indented(text: str, by: int = 2) -> str:
-    return "\n".join(" " * by + line for line in text.splitlines())
+    return "\n".join((" " * by + line).rstrip() for line in text.splitlines())
 
 
 def _section(heading: str, body: str) -> str:
@@ -106,18 +106,13 @@ def _headline(data: Data) -> str:
 
 def _degrees(data: Data, width: int) -> str:
     assignment = data["assignment"]
-    axes = "; ".join(
-        f"{axis['name']} = {axis['size']} ({facts.axis_link(axis, data)})"
-        for axis in assignment["axes"]
-    )
     rows = []
     if data["workload"]:
         rows.append(("Degrees", facts.degree_words(data)))
     if assignment["stages"] > 1:
-        link = {"inside": assignment["stages_inside"]}
-        where = facts.axis_link(link, data)
+        where = facts.link_words(assignment["stages_inside"], data)
         rows.append(("Stages", f"{assignment['stages']}, handing over {where}"))
-    rows.append(("Mesh", axes or "one GPU"))
+    rows.append(("Mesh", facts.mesh_words(data)))
     return table_text(rows, width)
 
 
@@ -158,7 +153,6 @@ def _predicted(data: Data, width: int) -> str:
 
 
 def _provenance(data: Data, width: int) -> str:
-    search = data["search"]
     if data["workload"] is None:
         bound = f"no plan of this space steps in under {duration(1 / data['bound'])}"
     else:
@@ -166,11 +160,7 @@ def _provenance(data: Data, width: int) -> str:
     rows = [
         ("Bound", f"{bound}, by {facts.bound_words(data)}"),
         ("Gap", f"at most {percent(data['gap'])} from the optimum"),
-        (
-            "Found by",
-            f"{search['method']}, {search['evaluations']:,} evaluations of a budget of "
-            f"{search['budget']:,}, seed {search['seed']}",
-        ),
+        ("Found by", facts.search_words(data)),
     ]
     return table_text(rows, width)
 
@@ -189,25 +179,30 @@ def _operators(data: Data, width: int, full: bool) -> str:
 
 
 def _arguments(data: Data, width: int, full: bool) -> str:
-    def listed(key: str) -> list[tuple[str, str, str]]:
-        return [
-            (
-                row.path + _only(row.phases, data),
-                row.named if row.dims else "[]",
-                row.partition_spec,
-            )
-            for row in facts.argument_rows(data, key)
-            if full or any(row.spec)
-        ]
-
-    rows = listed("in_specs")
     if full:
-        rows += listed("out_specs")
-    if not rows:
-        return "Arguments are replicated."
-    header = ("array", "dims", "PartitionSpec")
-    heading = "Arguments and results" if full else "Sharded arguments"
-    return _section(heading, table_text(rows, width - 2, header=header))
+        header = ("array", "dims", "PartitionSpec")
+        rows = [
+            (row.path + _only(row.phases, data), row.named, row.partition_spec)
+            for key in ("in_specs", "out_specs")
+            for row in facts.argument_rows(data, key)
+        ]
+        table = table_text(rows, width - 2, header=header)
+        return _section("Arguments and results", table)
+    folded: dict[tuple[str, str, str], list[str]] = {}
+    for row in facts.argument_rows(data):
+        if any(row.spec):
+            folder, _, name = row.path.rpartition("/")
+            shards = ", ".join(facts.at(*pair) for pair in row.sharded)
+            key = (folder, f"[{shards}]", row.partition_spec)
+            folded.setdefault(key, []).append(name + _only(row.phases, data))
+    if not folded:
+        return "All arguments are replicated."
+    rows = [
+        (f"{folder}: {', '.join(names)}" if folder else ", ".join(names), shards, spec)
+        for (folder, shards, spec), names in folded.items()
+    ]
+    header = ("arguments", "shards", "PartitionSpec")
+    return _section("Sharded arguments", table_text(rows, width - 2, header=header))
 
 
 def _only(phases: Sequence[str], data: Data) -> str:
@@ -215,27 +210,36 @@ def _only(phases: Sequence[str], data: Data) -> str:
 
 
 def _time(data: Data, width: int, full: bool) -> str:
-    blocks = []
-    for phase in data["phase_order"]:
-        rows = facts.time_rows(data, phase)
-        step_s = sum(row.time_s for row in rows)
-        shares = ", ".join(
-            f"{facts.KINDS[kind]} {percent(share)}"
-            for kind, share in facts.kind_shares(rows).items()
-        )
-        if not full:
-            rows = sorted(rows, key=lambda row: -row.time_s)[:TOP_PARTS]
-        cells = [
-            (duration(r.time_s), percent(r.share), r.name, facts.KINDS[r.kind])
-            for r in rows
-        ]
-        heading = f"Time of a {phase}: " if phase != "step" else "Time of a step: "
-        if data["workload"] and phase != "step":
-            heading = f"Time of a {phase} step: "
-        words = _rendered(Text(f"{heading}{duration(step_s)} ({shares})"), width)
-        body = _indented(table_text(cells, width - 2, right=[0, 1]))
-        blocks.append(f"{words}\n{body}")
-    return "\n\n".join(blocks)
+    """One table for all phases, whose nodes mostly have the same names."""
+    found = {phase: facts.time_rows(data, phase) for phase in data["phase_order"]}
+    kinds: dict[str, dict[str, tuple[float, float]]] = {}
+    parts: dict[str, dict[str, tuple[float, float]]] = {}
+    header = ["", *(cell for phase in found for cell in (phase, "share"))]
+    for phase, rows in found.items():
+        for row in rows:
+            old = kinds.setdefault(facts.KINDS[row.kind], {}).get(phase, (0.0, 0.0))
+            kinds[facts.KINDS[row.kind]][phase] = old[0] + row.time_s, old[1] + row.share
+            parts.setdefault(row.name, {})[phase] = row.time_s, row.share
+    order = {
+        phase: sorted(rows, key=lambda row: -row.time_s) for phase, rows in found.items()
+    }
+    shown = {row.name for rows in order.values() for row in rows[:TOP_PARTS]}
+    listed = [name for name in parts if full or name in shown]
+    if not full:
+        listed.sort(key=lambda name: -max(share for _, share in parts[name].values()))
+    total = {p: (sum(row.time_s for row in rows), 1.0) for p, rows in found.items()}
+    table = [("all", total), *kinds.items(), *((name, parts[name]) for name in listed)]
+    rows = [
+        (name, *(cell for phase in found for cell in _timed(times.get(phase))))
+        for name, times in table
+    ]
+    rows.insert(1 + len(kinds), ())
+    body = table_text(rows, width - 2, header=header, right=range(1, len(header)))
+    return _section("Time of a step", body)
+
+
+def _timed(found: tuple[float, float] | None) -> tuple[str, str]:
+    return ("-", "-") if found is None else (duration(found[0]), percent(found[1]))
 
 
 def _notes(data: Data, width: int) -> str:

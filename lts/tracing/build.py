@@ -8,6 +8,7 @@ array costs nothing, a bias that meets another value is an edge.
 Second pass (`finish.py`): groups become values, their dim classes factors.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -91,12 +92,14 @@ class _Builder:
                 # Follow operations on local arrays melt into the kernel that reads them.
                 if eq.primitive not in FOLLOW and eq.primitive != "iota":
                     arrays = (*eq.ins, *eq.outs)
-                    nbytes = sum(t.itemsize * _size(t.shape) for t in arrays)
+                    nbytes = sum(t.itemsize * math.prod(t.shape) for t in arrays)
                     self.draft.replicated_bytes += nbytes * eq.trips
                 continue
             for out in eq.outs:
                 self.groups.add(out)
-            if eq.primitive in ELEMENTWISE:
+            if eq.primitive in DECIDE:  # first: a registered rule goes before ours
+                self.decide(eq, DECIDE[eq.primitive](eq))
+            elif eq.primitive in ELEMENTWISE:
                 self.elementwise(eq)
             elif eq.primitive == "broadcast_in_dim":
                 self.broadcast(eq)
@@ -104,8 +107,6 @@ class _Builder:
                 self.update(eq)
             elif eq.primitive in FOLLOW:
                 self.follow(eq)
-            elif eq.primitive in DECIDE:
-                self.decide(eq, DECIDE[eq.primitive](eq))
             elif self.on_unknown == "replicate":
                 self.decide(eq, _replicated(eq))
                 note = f"{eq.primitive} at {eq.source}: no rule, replicated"
@@ -196,7 +197,7 @@ class _Builder:
         if operand.index in self.pending:
             source, inner = self.pending[operand.index]
             dims = [None if i is None else inner[i] for i in dims]
-        elif _size(operand.shape) == _size(out.shape):
+        elif math.prod(operand.shape) == math.prod(out.shape):
             self.groups.unify(operand, out, pairs)
             return
         self.pending[out.index] = (source, tuple(dims))
@@ -260,13 +261,6 @@ class _Builder:
         count = self.names[base] = self.names.get(base, 0) + 1
         name = base if count == 1 else f"{base}#{count}"
         self.draft.decisions.append(Decision(equation=eq, rule=rule, name=name))
-
-
-def _size(shape: Sequence[int]) -> int:
-    size = 1
-    for extent in shape:
-        size *= extent
-    return size
 
 
 def _replicated(eq: Equation) -> OpRule:

@@ -208,6 +208,12 @@ def rule_from_notation(notation: str) -> Rule:
                     if name not in numbers:
                         blocked = name.startswith("!")
                         numbers[name] = rule.add(extent, blocked=blocked)
+                    elif rule.sizes[numbers[name]] != extent:
+                        raise ValueError(
+                            f"rule {notation!r} of {eq.primitive}: {name!r} is "
+                            f"{rule.sizes[numbers[name]]} in one array and {extent} in "
+                            "another; give them two names"
+                        )
                 yield [numbers[name] for name in names]
 
         rule.operands = list(factors(eq.ins, parsed[0], "operands"))

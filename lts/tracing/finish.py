@@ -5,9 +5,8 @@ elementwise kernels and reductions inside values, and groups of ops that share r
 Factors are named by `lts.tracing.labels`.
 """
 
-import dataclasses
 import math
-from collections import defaultdict
+from collections.abc import Sequence
 
 from lts.graph import (
     Array,
@@ -23,29 +22,10 @@ from lts.graph import (
 )
 from lts.tracing.build import Decision, Draft, members
 from lts.tracing.flatten import Equation, Tensor
-from lts.tracing.follow import FOLLOW, is_reduction
-
-SILENT = frozenset(
-    "convert_element_type copy copy_p stop_gradient sharding_constraint".split()
-)
-"""Elementwise primitives that always melt into a neighbouring kernel."""
+from lts.tracing.groups import UnionFind
+from lts.tracing.kernels import find_kernels, fuse_scores
 
 PRECEDENCE = (NodeKind.CACHE, NodeKind.PARAMETER, NodeKind.INPUT)
-
-
-class _UnionFind:
-    def __init__(self) -> None:
-        self.parent: dict = {}
-
-    def find(self, key):
-        self.parent.setdefault(key, key)
-        while self.parent[key] != key:
-            self.parent[key] = self.parent[self.parent[key]]
-            key = self.parent[key]
-        return key
-
-    def union(self, a, b) -> None:
-        self.parent[self.find(a)] = self.find(b)
 
 
 class Finisher:
@@ -86,7 +66,7 @@ class Finisher:
 
     def _classes(self, tensors: list[Tensor]) -> list[tuple[int, int]]:
         found: dict[tuple[int, int], None] = {}
-        for tensor in sorted(tensors, key=lambda t: -_size(t)):
+        for tensor in sorted(tensors, key=lambda t: -math.prod(t.shape)):
             for dim, extent in enumerate(tensor.shape):
                 root = self.groups.dim(tensor, dim)
                 if extent > 1 and not self.groups.is_blocked(root):
@@ -127,8 +107,8 @@ class Finisher:
                     legal.discard(factor)
         return sorted(legal)
 
-    def _labels(self) -> tuple[_UnionFind, set]:
-        labels = _UnionFind()
+    def _labels(self) -> tuple[UnionFind, set]:
+        labels = UnionFind()
         for number, decision in enumerate(self.draft.decisions):
             for tensor, dims in self._op_arrays(decision):
                 if tensor.is_local:
@@ -173,10 +153,13 @@ class Finisher:
             return label_numbers.setdefault(root, len(label_numbers))
 
         ops = [self._op(i, d, label) for i, d in enumerate(self.draft.decisions)]
-        values = [self._value(root, tensors, label) for root, tensors in self.tensors]
-        nodes = self._fuse([*ops, *values])
+        kernels = find_kernels(self.draft, self)
+        values = [
+            self._value(root, tensors, label, kernels.get(self.value_of[root], ()))
+            for root, tensors in self.tensors
+        ]
         return OpGraph(
-            nodes=tuple(nodes),
+            nodes=tuple(fuse_scores(ops, values)),
             edges=tuple(self._edges()),
             groups=(),
             replicated_bytes=self.draft.replicated_bytes,
@@ -228,9 +211,11 @@ class Finisher:
             source=eq.source,
         )
 
-    def _value(self, root: int, tensors: list[Tensor], label) -> Node:
+    def _value(
+        self, root: int, tensors: list[Tensor], label, kernels: Sequence[Kernel]
+    ) -> Node:
         index = self.value_of[root]
-        largest = max(tensors, key=lambda t: (_size(t), -t.index))
+        largest = max(tensors, key=lambda t: (math.prod(t.shape), -t.index))
         sizes = {}
         for tensor in tensors:
             for dim, extent in enumerate(tensor.shape):
@@ -253,7 +238,7 @@ class Finisher:
             kind=kind,
             factors=factors,
             leaves=tuple(leaves),
-            kernels=tuple(self.kernels[index]),
+            kernels=tuple(kernels),
             reductions=tuple(
                 self._reduction(eq, dims)
                 for eq, dims in self.draft.reductions
@@ -309,67 +294,6 @@ class Finisher:
             trips=eq.trips,
         )
 
-    @property
-    def kernels(self) -> dict[int, list[Kernel]]:
-        """Elementwise kernels by value: connected follow equations, fused."""
-        if not hasattr(self, "_kernels"):
-            self._kernels = self._find_kernels()
-        return self._kernels
-
-    def _find_kernels(self) -> dict[int, list[Kernel]]:
-        follows = [eq for eq in self.draft.follows if eq.primitive != "link"]
-        owner = {out.index: i for i, eq in enumerate(follows) for out in eq.outs}
-        parts = _UnionFind()
-        readers: dict[int, set[int]] = defaultdict(set)
-        for i, eq in enumerate(follows):
-            for tensor in eq.ins:
-                readers[tensor.index].add(i)
-                if tensor.index in owner:
-                    parts.union(i, owner[tensor.index])
-        inside = {id(eq) for eq in follows}
-        exposed = {tensor.index for tensor in self.draft.program.results}
-        for eq in self.draft.program.equations:
-            if id(eq) not in inside:
-                exposed.update(tensor.index for tensor in eq.ins)
-        found: dict[int, list[Kernel]] = defaultdict(list)
-        by_part: dict[int, list[Equation]] = defaultdict(list)
-        for i, eq in enumerate(follows):
-            by_part[parts.find(i)].append(eq)
-        for equations in by_part.values():
-            if not any(_computes(eq) for eq in equations):
-                continue
-            arrays: dict[int, Tensor] = {}
-            for eq in equations:
-                for tensor in eq.ins:
-                    if tensor.index not in owner:
-                        arrays[tensor.index] = tensor
-                for tensor in eq.outs:
-                    if tensor.index in exposed:
-                        arrays[tensor.index] = tensor
-            tensors = [t for t in arrays.values() if self.node_of(t) is not None]
-            if tensors:
-                node, main = self._main_value(tensors)
-                found[node].append(self._kernel(main, equations[0].trips))
-        for eq in self.draft.updates:
-            node, update = self.node_of(eq.outs[0]), eq.ins[1]
-            if node is not None:
-                found[node].append(self._kernel([update, update], eq.trips))
-        return found
-
-    def _main_value(self, tensors: list[Tensor]) -> tuple[int, list[Tensor]]:
-        """The value with most bytes of a kernel; small arrays of others are dropped."""
-        nbytes: dict[int, int] = defaultdict(int)
-        for tensor in tensors:
-            nbytes[self.node_of(tensor) or 0] += tensor.itemsize * _size(tensor)
-        node = max(nbytes, key=lambda n: (nbytes[n], -n))
-        return node, [t for t in tensors if self.node_of(t) == node]
-
-    def _kernel(self, tensors: list[Tensor], trips: int) -> Kernel:
-        return Kernel(
-            arrays=tuple((self.array(t), self.factors_of(t)) for t in tensors),
-            trips=trips,
-        )
-
     def _edges(self):
         for number, decision in enumerate(self.draft.decisions):
             eq, rule = decision.equation, decision.rule
@@ -410,57 +334,3 @@ class Finisher:
             tensor=tensor.index,
             trips=trips,
         )
-
-    def _fuse(self, nodes: list[Node]) -> list[Node]:
-        """Keep attention scores in registers, as fused attention kernels do.
-
-        The pattern: an array that one contraction writes and one reads, reduced in
-        between (softmax) along the index that the reader sums over.
-        """
-        writers: dict[int, list[int]] = defaultdict(list)
-        readers: dict[int, list[int]] = defaultdict(list)
-        for node in nodes[: self.num_ops]:
-            for result in node.results:
-                writers[result.value].append(node.index)
-            for operand in node.operands:
-                readers[operand.value].append(node.index)
-        for value in nodes[self.num_ops :]:
-            wrote, read = writers[value.index], readers[value.index]
-            if len(wrote) != 1 or len(read) != 1 or value.leaves:
-                continue
-            writer, reader = nodes[wrote[0]], nodes[read[0]]
-            summed = {f.label for f in reader.factors if f.reduction}
-            reduced = {
-                value.factors[f].label for r in value.reductions for f in r.reduced
-            }
-            if not reduced & summed or "dot_general" not in writer.primitive:
-                continue
-            nodes[value.index] = dataclasses.replace(value, kernels=())
-            nodes[writer.index] = dataclasses.replace(
-                writer, results=_unstreamed(writer.results, value.index)
-            )
-            nodes[reader.index] = dataclasses.replace(
-                nodes[reader.index],
-                operands=_unstreamed(nodes[reader.index].operands, value.index),
-            )
-        return nodes
-
-
-def _unstreamed(operands: tuple[Operand, ...], value: int) -> tuple[Operand, ...]:
-    return tuple(
-        dataclasses.replace(o, streamed=False) if o.value == value else o
-        for o in operands
-    )
-
-
-def _computes(eq: Equation) -> bool:
-    if eq.primitive in SILENT:
-        return False
-    return is_reduction(eq.primitive) or FOLLOW[eq.primitive](eq).computes
-
-
-def _size(tensor: Tensor) -> int:
-    size = 1
-    for extent in tensor.shape:
-        size *= extent
-    return size

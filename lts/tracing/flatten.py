@@ -93,6 +93,20 @@ def inner_jaxprs(equation: Any) -> Iterator[tuple[Path, Any]]:
                     yield (name, number), item
 
 
+def _is_call(equation: Any, body: Any) -> bool:
+    """Whether an equation runs its body on its operands, as jit and remat do.
+
+    Others (a reduction with its combiner) give the body something else.
+    """
+
+    def shapes(atoms: Any) -> list[Any]:
+        return [getattr(atom.aval, "shape", None) for atom in atoms]
+
+    return shapes(equation.invars) == shapes(body.invars) and (
+        shapes(equation.outvars) == shapes(body.outvars)
+    )
+
+
 def source_line(equation: Any) -> str:
     """`file:line` of the innermost frame outside jax and this package's tracer."""
     traceback = equation.source_info.traceback
@@ -179,7 +193,7 @@ class _Flattener:
         regions = {"scan": self.scan, "while": self.loop, "cond": self.branches}
         if name in regions:
             return regions[name](equation, ins, base, where)
-        if len(inner) == 1 and len(open_jaxpr(inner[0][1]).invars) == len(ins):
+        if len(inner) == 1 and _is_call(equation, open_jaxpr(inner[0][1])):
             piece, jaxpr = inner[0]
             path = (*base["path"], *piece)
             return self.walk(jaxpr, ins, base["trips"], path, where)

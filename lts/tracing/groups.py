@@ -8,8 +8,28 @@ caller makes an edge instead.
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 from lts.tracing.flatten import Tensor
+
+
+class UnionFind:
+    """Classes of hashable keys; a key that was never seen is a class of its own."""
+
+    def __init__(self) -> None:
+        self._parent: dict[Any, Any] = {}
+
+    def find(self, key: Any) -> Any:
+        """Representative of the class of a key."""
+        self._parent.setdefault(key, key)
+        while self._parent[key] != key:
+            self._parent[key] = self._parent[self._parent[key]]
+            key = self._parent[key]
+        return key
+
+    def union(self, a: Any, b: Any) -> None:
+        """Put two classes together; that of `b` keeps its representative."""
+        self._parent[self.find(a)] = self.find(b)
 
 
 class Groups:

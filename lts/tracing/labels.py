@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from lts.graph import Factor, Node, NodeKind, OpGraph
+from lts.tracing.groups import UnionFind
 
 Key = tuple[str, int]
 """A label of one phase: (phase, number)."""
@@ -30,14 +31,8 @@ def link_phases(
       graphs: by phase; labels are those of each trace.
       hints: per argument path, a name for every dim ("" for none).
     """
-    parent: dict[Key, Key] = {}
-
-    def find(key: Key) -> Key:
-        parent.setdefault(key, key)
-        while parent[key] != key:
-            key = parent[key]
-        return key
-
+    classes = UnionFind()
+    find = classes.find
     shared: dict[tuple[str, int], Key] = {}
     names: dict[Key, str] = {}
     for phase, graph in graphs.items():
@@ -51,7 +46,7 @@ def link_phases(
                     key = (phase, node.factors[factor].label)
                     if node.kind in (NodeKind.PARAMETER, NodeKind.CACHE):
                         first = shared.setdefault((leaf.path, dim), key)
-                        parent[find(key)] = find(first)
+                        classes.union(key, first)
                     hint = (hints or {}).get(leaf.path, ())
                     if dim < len(hint) and hint[dim]:
                         names.setdefault(key, hint[dim])
@@ -164,23 +159,16 @@ def _grouped(graphs: Mapping[str, OpGraph]) -> dict[str, OpGraph]:
     for graph in graphs.values():
         node = hub_value(graph)
         hub |= {factor.label for factor in node.factors} if node is not None else set()
-    parent: dict = {}
-
-    def find(key):
-        parent.setdefault(key, key)
-        while parent[key] != key:
-            key = parent[key]
-        return key
-
+    ties = UnionFind()
     for phase, graph in graphs.items():
         for op in graph.ops:
             for factor in op.factors:
                 if factor.label not in hub:
-                    parent[find(("op", phase, op.index))] = find(factor.label)
+                    ties.union(("op", phase, op.index), factor.label)
     by_root: dict = {}
     for phase, graph in graphs.items():
         for op in graph.ops:
-            root = find(("op", phase, op.index))
+            root = ties.find(("op", phase, op.index))
             by_root.setdefault(root, {}).setdefault(phase, []).append(op)
     names: set[str] = set()
     grouped: dict[str, list[tuple[str, tuple[int, ...]]]] = {p: [] for p in graphs}

@@ -1,0 +1,155 @@
+"""Elementwise work of values: which follow equations run as one fused loop.
+
+Compilers fuse chains of elementwise operations, so only what a chain reads from outside
+and what others read from it travels through memory. Attention scores do not even do
+that: fused attention keeps them in registers.
+"""
+
+import dataclasses
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Protocol
+
+from lts.graph import Array, Kernel, Node, Operand
+from lts.tracing.build import Draft
+from lts.tracing.flatten import Equation, Tensor
+from lts.tracing.follow import FOLLOW, is_reduction
+from lts.tracing.groups import UnionFind
+
+SILENT = frozenset(
+    "convert_element_type copy copy_p stop_gradient sharding_constraint".split()
+)
+"""Elementwise primitives that always melt into a neighbouring kernel."""
+
+
+class Places(Protocol):
+    """Where tensors stand in the graph."""
+
+    def node_of(self, tensor: Tensor) -> int | None:
+        """Index of the value that a tensor belongs to, or None."""
+        ...
+
+    def factors_of(self, tensor: Tensor) -> tuple[int | None, ...]:
+        """Per dim of a tensor, the factor of its value, or None."""
+        ...
+
+    def array(self, tensor: Tensor) -> Array:
+        """The extent of a tensor."""
+        ...
+
+
+def find_kernels(draft: Draft, places: Places) -> dict[int, list[Kernel]]:
+    """Kernels by value: connected follow equations of one region, and cache updates."""
+    found: dict[int, list[Kernel]] = defaultdict(list)
+    for equations, tensors in _fused(draft):
+        placed = [(t, n) for t in tensors if (n := places.node_of(t)) is not None]
+        if placed and any(_computes(eq) for eq in equations):
+            node, main = _main_value(placed)
+            found[node].append(_kernel(main, equations[0].trips, places))
+    for eq in draft.updates:
+        node, update = places.node_of(eq.outs[0]), eq.ins[1]
+        if node is not None:
+            found[node].append(_kernel([update, update], eq.trips, places))
+    return found
+
+
+def _fused(draft: Draft) -> list[tuple[list[Equation], list[Tensor]]]:
+    """Follow equations that run together, with the arrays they read and write."""
+    follows = [eq for eq in draft.follows if eq.primitive != "link"]
+    owner = {out.index: i for i, eq in enumerate(follows) for out in eq.outs}
+    parts = UnionFind()
+    for i, eq in enumerate(follows):
+        for tensor in eq.ins:
+            writer = owner.get(tensor.index)
+            # A loop reads what was computed outside it again on every trip.
+            if writer is not None and follows[writer].trips == eq.trips:
+                parts.union(i, writer)
+    inside = {id(eq) for eq in follows}
+    exposed = {tensor.index for tensor in draft.program.results}
+    for eq in draft.program.equations:
+        if id(eq) not in inside:
+            exposed.update(tensor.index for tensor in eq.ins)
+
+    def is_outside(tensor: Tensor, reader: int) -> bool:
+        writer = owner.get(tensor.index)
+        return writer is None or parts.find(writer) != parts.find(reader)
+
+    by_part: dict[int, list[Equation]] = defaultdict(list)
+    arrays: dict[int, dict[int, Tensor]] = defaultdict(dict)
+    for i, eq in enumerate(follows):
+        part = parts.find(i)
+        by_part[part].append(eq)
+        for tensor in eq.ins:
+            if is_outside(tensor, i):
+                arrays[part][tensor.index] = tensor
+                exposed.add(tensor.index)
+    for part, equations in by_part.items():
+        for eq in equations:
+            for tensor in eq.outs:
+                if tensor.index in exposed:
+                    arrays[part][tensor.index] = tensor
+    return [(by_part[part], list(arrays[part].values())) for part in by_part]
+
+
+def _main_value(placed: Sequence[tuple[Tensor, int]]) -> tuple[int, list[Tensor]]:
+    """The value with most bytes of a kernel; small arrays of others are dropped."""
+    nbytes: dict[int, int] = defaultdict(int)
+    for tensor, node in placed:
+        nbytes[node] += tensor.itemsize * math.prod(tensor.shape)
+    main = max(nbytes, key=lambda node: (nbytes[node], -node))
+    return main, [tensor for tensor, node in placed if node == main]
+
+
+def _kernel(tensors: Sequence[Tensor], trips: int, places: Places) -> Kernel:
+    return Kernel(
+        arrays=tuple((places.array(t), places.factors_of(t)) for t in tensors),
+        trips=trips,
+    )
+
+
+def _computes(eq: Equation) -> bool:
+    if eq.primitive in SILENT:
+        return False
+    return is_reduction(eq.primitive) or FOLLOW[eq.primitive](eq).computes
+
+
+def fuse_scores(ops: Sequence[Node], values: Sequence[Node]) -> list[Node]:
+    """All nodes, with attention scores kept in registers, as fused kernels do.
+
+    The pattern: an array that one contraction writes and one reads, reduced in
+    between (softmax) along the index that the reader sums over.
+    """
+    nodes = [*ops, *values]
+    writers: dict[int, list[int]] = defaultdict(list)
+    readers: dict[int, list[int]] = defaultdict(list)
+    for op in ops:
+        for result in op.results:
+            writers[result.value].append(op.index)
+        for operand in op.operands:
+            readers[operand.value].append(op.index)
+    for value in values:
+        wrote, read = writers[value.index], readers[value.index]
+        if len(wrote) != 1 or len(read) != 1 or value.leaves:
+            continue
+        writer, reader = nodes[wrote[0]], nodes[read[0]]
+        summed = {f.label for f in reader.factors if f.reduction}
+        reduced = {value.factors[f].label for r in value.reductions for f in r.reduced}
+        if not reduced & summed or writer.primitive != "dot_general":
+            continue
+        nodes[value.index] = dataclasses.replace(value, kernels=())
+        nodes[writer.index] = dataclasses.replace(
+            writer, results=_unstreamed(writer.results, value.index)
+        )
+        nodes[reader.index] = dataclasses.replace(
+            nodes[reader.index],
+            operands=_unstreamed(nodes[reader.index].operands, value.index),
+        )
+    return nodes
+
+
+def _unstreamed(operands: tuple[Operand, ...], value: int) -> tuple[Operand, ...]:
+    return tuple(
+        dataclasses.replace(o, streamed=False) if o.value == value else o
+        for o in operands
+    )
