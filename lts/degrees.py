@@ -130,7 +130,11 @@ def _split(sizes: list[int], wanted: tuple[int, int]) -> list[int] | None:
         size = sizes[axis]
         for use in (0, 1):
             if size > 1 and left[use] % size == 0:
-                rest = (left[0] // size, left[1]) if use == 0 else (left[0], left[1] // size)
+                rest = (
+                    (left[0] // size, left[1])
+                    if use == 0
+                    else (left[0], left[1] // size)
+                )
                 found = place(axis - 1, rest)
                 if found is not None:
                     return [*found, use]
@@ -190,7 +194,7 @@ def by_specs(space: Space, specs: Mapping[str, PartitionSpec]) -> np.ndarray:
     number_of = {m: i for i, v in enumerate(space.variables) for m in v.members}
     axes = space.num_axes
 
-    def gene(variable: int, axis: int) -> int:
+    def place(variable: int, axis: int) -> int:
         return space.first_override + variable * axes + axis
 
     for _ in range(2 * max(len(graph.nodes) for graph in space.graphs.values())):
@@ -209,12 +213,12 @@ def by_specs(space: Space, specs: Mapping[str, PartitionSpec]) -> np.ndarray:
                 order = [f.name for f in space.variables[ends[0]].factors]
                 there = [f.name for f in space.variables[ends[1]].factors]
                 for axis in range(axes):
-                    override = int(picks[gene(ends[0], axis)])
-                    if override < 2 or picks[gene(ends[1], axis)]:
+                    override = int(picks[place(ends[0], axis)])
+                    if override < 2 or picks[place(ends[1], axis)]:
                         continue
                     name = names.get(order[override - 2])
                     if name in there:
-                        picks[gene(ends[1], axis)] = 2 + there.index(name)
+                        picks[place(ends[1], axis)] = 2 + there.index(name)
         if (picks == before).all():
             break
     return picks

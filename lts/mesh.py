@@ -78,7 +78,8 @@ def _refines(fine: tuple[int, ...], coarse: tuple[int, ...]) -> bool:
         return all(size == 1 for size in coarse)
     first, rest = fine[0], fine[1:]
     return any(
-        size % first == 0 and _refines(rest, (*coarse[:i], size // first, *coarse[i + 1 :]))
+        size % first == 0
+        and _refines(rest, (*coarse[:i], size // first, *coarse[i + 1 :]))
         for i, size in enumerate(coarse)
     )
 

@@ -63,9 +63,9 @@ class ElitePolicy(nn.Module):
         reading: Reading,
     ) -> jax.Array:
         """Logits `[candidates, genes, choices]`; `MASKED` where not allowed."""
-        shape = (self.heads, self.width)
-        query = nn.DenseGeneral(shape, name="query")(decision)
-        key = nn.DenseGeneral(shape, name="key")(elites)
+        shape, init = (self.heads, self.width), nn.initializers.lecun_uniform()
+        query = nn.DenseGeneral(shape, kernel_init=init, name="query")(decision)
+        key = nn.DenseGeneral(shape, kernel_init=init, use_bias=False, name="key")(elites)
         bias = self.param("elite_bias", lambda _: jnp.array(_ELITE_BIAS))
         match = nn.DenseGeneral(
             (self.heads, 2),
@@ -88,10 +88,14 @@ class ElitePolicy(nn.Module):
         )
         mixed = (1 - share) * copies.mean(-1) + share * jnp.exp(log_prior)
         base = jnp.log(mixed + 1e-9)
-        hidden = nn.Dense(self.hidden, name="of_gene")(decision)[..., None, :]
+        hidden = nn.Dense(self.hidden, kernel_init=init, name="of_gene")(decision)
         facts = jnp.concatenate([choice, copies, base[..., None] / 5], axis=-1)
-        hidden = nn.relu(hidden + nn.Dense(self.hidden, name="of_choice")(facts))
-        change = nn.Dense(1, kernel_init=nn.initializers.zeros, name="out")(hidden)
+        of_choice = nn.Dense(
+            self.hidden, kernel_init=init, use_bias=False, name="of_choice"
+        )(facts)
+        hidden = nn.relu(hidden[..., None, :] + of_choice)
+        zeros = nn.initializers.zeros  # before training: copy and prior alone
+        change = nn.Dense(1, kernel_init=zeros, use_bias=False, name="out")(hidden)
         gain = base - log_prior + change[..., 0]
         logits = log_prior + gain / reading.temperature[:, None, None]
         return jnp.where(allowed, logits, MASKED)
@@ -120,25 +124,25 @@ def log_policy(
     policy: ElitePolicy,
     params,
     picks: jax.Array,
-    genes: slice,
     elites: Elites,
     reading: Reading,
 ) -> jax.Array:
-    """Log probabilities of the values of some genes, given the levels before theirs.
+    """Log probabilities of the values of all genes, given the levels before theirs.
 
     Args:
-      picks: int32 `[genes, candidates]`; genes of later levels are not read.
+      picks: int32 `[genes, candidates]`; a gene of its own or a later level is not
+        read for the result of a gene.
 
     Returns:
-      `[candidates, some genes, choices]`; `MASKED` or less where not allowed.
+      `[candidates, genes, choices]`; `MASKED` or less where not allowed.
     """
-    degrees, levels = picks[0], features.levels[genes]
-    allowed = features.allowed(picks, genes)
-    meanings = features.meanings(picks, genes)
-    choice = jnp.asarray(features.choice)[:, genes][degrees]
+    degrees, space = picks[0], features.space
+    meanings = features.meanings(picks)
+    allowed = features.allowed(picks, meanings)
+    choice = jnp.asarray(features.choice)[degrees]
     choice = jnp.take_along_axis(choice, meanings[..., None], axis=2)
-    decision = jnp.asarray(features.decision)[:, genes][degrees]
-    roles = features.slices[LEVELS.index("role")]
+    decision = jnp.asarray(features.decision)[degrees]
+    roles = slice(space.first_role, space.first_override)
     same_degrees = picks[0][:, None] == elites.picks[0]
     same_roles = picks[roles][:, :, None] == elites.picks[roles][:, None]
     same_roles = same_roles.sum(0) / max(1, roles.stop - roles.start)
@@ -148,11 +152,11 @@ def log_policy(
         decision,
         choice,
         allowed,
-        log_prior(levels, allowed),
+        log_prior(features.levels, allowed),
         _elite_features(elites),
         matches,
-        jax.nn.one_hot(elites.picks[genes], features.num_choices),
-        levels,
+        jax.nn.one_hot(elites.picks, features.num_choices),
+        features.levels,
         reading,
     )
     return jax.nn.log_softmax(logits)
@@ -194,19 +198,25 @@ def sample(
       The candidates, int32, and the log probability of every gene's value; both
       `[genes, candidates]`.
     """
-    count = len(reading.temperature)
-    picks = jnp.zeros((features.space.num_genes, count), jnp.int32)
-    found = []
-    draws = jax.random.uniform(key, (count, features.space.num_genes, 1))
-    for genes in features.slices:
-        logits = log_policy(features, policy, params, picks, genes, elites, reading)
+    count, genes = len(reading.temperature), features.space.num_genes
+    draws = jax.random.uniform(key, (count, genes, 1))
+
+    def draw_level(known, level):
+        picks, found = known
+        logits = log_policy(features, policy, params, picks, elites, reading)
         chance = jnp.exp(logits)
-        below = jnp.cumsum(chance, -1) <= draws[:, genes] * chance.sum(-1, keepdims=True)
+        below = jnp.cumsum(chance, -1) <= draws * chance.sum(-1, keepdims=True)
         # rounding may leave the last value out of reach of the largest draw
         drawn = jnp.minimum(below.sum(-1, keepdims=True), _last(logits))
-        found.append(jnp.take_along_axis(logits, drawn, axis=2)[..., 0].T)
-        picks = picks.at[genes].set(drawn[..., 0].T)
-    return picks, jnp.concatenate(found)
+        taken = jnp.take_along_axis(logits, drawn, axis=2)[..., 0].T
+        now = (jnp.asarray(features.levels) == level)[:, None]
+        picks = jnp.where(now, drawn[..., 0].T.astype(jnp.int32), picks)
+        return (picks, jnp.where(now, taken, found)), None
+
+    nothing = jnp.zeros((genes, count), jnp.int32), jnp.zeros((genes, count))
+    # the levels are one loop, though all genes are computed in each: compiled once
+    known, _ = jax.lax.scan(draw_level, nothing, jnp.arange(len(LEVELS)))
+    return known
 
 
 def _last(logits: jax.Array) -> jax.Array:
@@ -230,8 +240,7 @@ def log_probability(
     Returns:
       Both `[genes, candidates]`.
     """
-    every = slice(0, features.space.num_genes)
-    logits = log_policy(features, policy, params, picks, every, elites, reading)
+    logits = log_policy(features, policy, params, picks, elites, reading)
     taken = jnp.take_along_axis(logits, picks.T[..., None], axis=2)[..., 0]
     entropy = -(jnp.exp(logits) * jnp.maximum(logits, -50.0)).sum(-1)
     return jnp.where(taken > MASKED / 2, taken, 0.0).T, entropy.T

@@ -78,7 +78,7 @@ def zoo_problem(
 ) -> Problem:
     """The problem of serving a decoder under a workload."""
 
-    def args(phase: str, batch: int) -> tuple[Any, ...]:
+    def args(phase: Any, batch: int) -> tuple[Any, ...]:
         return model.args(
             phase,
             batch,

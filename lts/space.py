@@ -326,20 +326,7 @@ def pin(space: Space, specs: Mapping[str, PartitionSpec]) -> Space:
     pinned = dict(space.pinned)
     for path, spec in specs.items():
         variable, factors = _leaf_factors(space, path)
-        states = dict.fromkeys(names, NONE)
-        for dim, entry in enumerate(spec):
-            for name in (entry,) if isinstance(entry, str) else entry or ():
-                if name not in states:
-                    raise ValueError(
-                        f"cannot pin {path!r} to {spec}: the mesh has no axis "
-                        f"{name!r}; it has {', '.join(names)}"
-                    )
-                factor = factors[dim] if dim < len(factors) else None
-                if factor is None:
-                    raise ValueError(
-                        f"cannot pin {path!r} to {spec}: dim {dim} cannot be sharded"
-                    )
-                states[name] = factor + 1
+        states = _pinned_states(path, spec, factors, names)
         own = space.variables[variable]
         for factor, f in enumerate(own.factors):
             ways = math.prod(
@@ -352,8 +339,36 @@ def pin(space: Space, specs: Mapping[str, PartitionSpec]) -> Space:
                 )
         start = space.first_override + variable * space.num_axes
         for axis, name in enumerate(names):
-            pinned[start + axis] = states[name] + 1
+            if pinned.setdefault(start + axis, states[name] + 1) != states[name] + 1:
+                raise ValueError(
+                    f"cannot pin {path!r} to {spec}: an argument that shares its "
+                    f"layout is pinned to another one along {name!r}"
+                )
     return replace(space, pinned=tuple(sorted(pinned.items())))
+
+
+def _pinned_states(
+    path: str, spec: PartitionSpec, factors: Sequence[int | None], names: Sequence[str]
+) -> dict[str, int]:
+    """State of every mesh axis that a spec asks for."""
+    states = dict.fromkeys(names, NONE)
+    for dim, entry in enumerate(spec):
+        along = (entry,) if isinstance(entry, str) else tuple(entry or ())
+        why = ""
+        if unknown := [name for name in along if name not in states]:
+            why = f"the mesh has no axis {unknown[0]!r}; it has {', '.join(names)}"
+        elif list(along) != [name for name in names if name in along]:
+            why = f"axes of dim {dim} must stand in mesh order: {', '.join(names)}"
+        elif used := [name for name in along if states[name] != NONE]:
+            why = f"axis {used[0]!r} is used twice"
+        elif along and (dim >= len(factors) or factors[dim] is None):
+            why = f"dim {dim} cannot be sharded"
+        if why:
+            raise ValueError(f"cannot pin {path!r} to {spec}: {why}")
+        factor = factors[dim] if dim < len(factors) else None
+        if along and factor is not None:
+            states.update(dict.fromkeys(along, factor + 1))
+    return states
 
 
 def _leaf_factors(space: Space, path: str) -> tuple[int, list[int | None]]:
@@ -368,12 +383,21 @@ def _leaf_factors(space: Space, path: str) -> tuple[int, list[int | None]]:
                     continue
                 known.append(leaf.path)
                 if leaf.path == path:
-                    names = [None if f is None else node.factors[f].name for f in leaf.factors]
-                    return number, [order.index(n) if n in order else None for n in names]
+                    names = [
+                        None if f is None else node.factors[f].name
+                        for f in leaf.factors
+                    ]
+                    return number, [
+                        order.index(n) if n in order else None for n in names
+                    ]
     near = difflib.get_close_matches(path, known, n=3)
     raise ValueError(
         f"no argument {path!r}; "
-        + (f"did you mean {', '.join(near)}?" if near else f"there are {', '.join(known)}")
+        + (
+            f"did you mean {', '.join(near)}?"
+            if near
+            else f"there are {', '.join(known)}"
+        )
     )
 
 
@@ -389,7 +413,7 @@ def build_space(graphs: Mapping[str, OpGraph], degrees: Sequence[Degrees]) -> Sp
     names: dict[int, str] = {}
     labels: list[dict[int, None]] = [{} for _ in groups]
     flops = np.zeros(len(groups))
-    for graph in reversed(graphs.values()):
+    for graph in reversed(list(graphs.values())):
         for g, (_, ops) in enumerate(graph.groups):
             for op in ops:
                 node = graph.nodes[op]
@@ -423,7 +447,7 @@ def _positions(variables: Sequence[Variable]) -> frozenset[int]:
 def _variables(graphs: Mapping[str, OpGraph], rank: np.ndarray) -> list[Variable]:
     members: dict[tuple, list[tuple[str, int]]] = {}
     groups: dict[tuple, set[int]] = {}
-    for phase, graph in reversed(graphs.items()):
+    for phase, graph in reversed(list(graphs.items())):
         touching = _touching_groups(graph)
         for node in graph.nodes:
             shared = node.kind in SHARED

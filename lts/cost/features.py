@@ -57,13 +57,6 @@ class GeneFeatures:
     inherited: np.ndarray
 
     @property
-    def slices(self) -> tuple[slice, ...]:
-        """Genes of every level."""
-        space = self.space
-        ends = (0, space.first_role, space.first_override, space.num_genes)
-        return tuple(map(slice, ends[:-1], ends[1:]))
-
-    @property
     def num_choices(self) -> int:
         """Values of the widest gene."""
         return self.legal.shape[2]
@@ -89,30 +82,25 @@ class GeneFeatures:
             states = jnp.where(states == 0, given[:, row], states)
         return states.reshape(-1, count)
 
-    def meanings(self, picks: jax.Array, genes: slice) -> jax.Array:
-        """What each value of some genes means, given the levels before.
+    def meanings(self, picks: jax.Array) -> jax.Array:
+        """What each value of each gene means, given the roles.
 
         Returns:
-          int32 `[candidates, some genes, choices]`.
+          int32 `[candidates, genes, choices]`.
         """
         values = jnp.arange(self.num_choices, dtype=jnp.int32)
-        start, stop, _ = genes.indices(self.space.num_genes)
-        first, count = self.space.first_override, picks.shape[1]
-        plain = max(0, min(stop, first) - start)
-        parts = [jnp.broadcast_to(values, (count, plain, len(values)))]
-        if stop > first:
-            states = self.inherited_states(picks).T[:, max(0, start - first) : stop - first]
-            chosen = jnp.where(values == INHERIT, states[..., None], values - 1)
-            parts.append(chosen)
-        return jnp.concatenate(parts, axis=1)
+        shape = (picks.shape[1], self.space.first_override, len(values))
+        states = self.inherited_states(picks).T[..., None]
+        chosen = jnp.where(values == INHERIT, states, values - 1)
+        return jnp.concatenate([jnp.broadcast_to(values, shape), chosen], axis=1)
 
-    def _effects(self, picks: jax.Array, genes: slice, meanings: jax.Array) -> jax.Array:
+    def _effects(self, picks: jax.Array, meanings: jax.Array) -> jax.Array:
         """Meanings that are legal; 0, which is nothing, for others."""
-        legal = jnp.asarray(self.legal)[:, genes][picks[0]]
+        legal = jnp.asarray(self.legal)[picks[0]]
         legal = jnp.take_along_axis(legal, meanings, axis=2)
         return jnp.where(legal, meanings, 0)
 
-    def allowed(self, picks: jax.Array, genes: slice) -> jax.Array:
+    def allowed(self, picks: jax.Array, meanings: jax.Array) -> jax.Array:
         """Values that are legal and differ in effect, given the levels before.
 
         A gene without effect allows value 0 only, a pinned one its pin. An override
@@ -120,23 +108,20 @@ class GeneFeatures:
         allowed.
 
         Returns:
-          bool `[candidates, some genes, choices]`.
+          bool `[candidates, genes, choices]`.
         """
-        levels, pinned = self.levels[genes, None], self.pinned[genes, None]
+        levels, pinned = self.levels[:, None], self.pinned[:, None]
         values = np.arange(self.num_choices)
-        exists = values < self.space.cardinalities[genes, None]
-        meanings = self.meanings(picks, genes)
-        effects = self._effects(picks, genes, meanings)
+        exists = values < self.space.cardinalities[:, None]
+        effects = self._effects(picks, meanings)
         differs = jnp.where(
             levels == LEVELS.index("override"),
             (effects != effects[..., :1]) & ((effects > 0) | (meanings == 0)),
             effects > 0,
         )
-        differs &= jnp.asarray(self.live)[:, genes][picks[0]][..., None]
+        differs &= jnp.asarray(self.live)[picks[0]][..., None]
         differs |= levels == LEVELS.index("degrees")
-        return jnp.where(
-            pinned >= 0, values == pinned, exists & ((values == 0) | differs)
-        )
+        return jnp.where(pinned >= 0, values == pinned, exists & ((values == 0) | differs))
 
     def canonical(self, picks: jax.Array) -> jax.Array:
         """Candidates whose every value is `allowed`, alike in effect to these.
@@ -145,17 +130,15 @@ class GeneFeatures:
         inherit. One thing changes: a role that a variable cannot follow no longer
         keeps it from inheriting of another group.
         """
-        _, roles, overrides = self.slices
-        allowed = self.allowed(picks, roles).transpose(1, 2, 0)
-        own = picks[roles]
-        keep = jnp.take_along_axis(allowed, own[:, None], axis=1)[:, 0]
-        own = jnp.where(keep, own, 0)
-        picks = jnp.concatenate([picks[:1], own, picks[overrides]])
-        effects = self._effects(picks, overrides, self.meanings(picks, overrides))
-        own, effects = picks[overrides], effects.transpose(1, 2, 0)
-        effect = jnp.take_along_axis(effects, own[:, None], axis=1)[:, 0]
+        first = self.space.first_override
+        legal = jnp.asarray(self.legal)[picks[0]].transpose(1, 2, 0)[1:first]
+        keep = jnp.take_along_axis(legal, picks[1:first, None], axis=1)[:, 0]
+        roles = jnp.where(keep & jnp.asarray(self.live)[picks[0]].T[1:first], picks[1:first], 0)
+        picks = jnp.concatenate([picks[:1], roles, picks[first:]])
+        effects = self._effects(picks, self.meanings(picks)).transpose(1, 2, 0)[first:]
+        effect = jnp.take_along_axis(effects, picks[first:, None], axis=1)[:, 0]
         own = jnp.where(effect == effects[:, 0], INHERIT, effect + 1)
-        picks = jnp.concatenate([picks[: overrides.start], own.astype(jnp.int32)])
+        picks = jnp.concatenate([picks[:first], own.astype(jnp.int32)])
         return jnp.where(self.pinned[:, None] >= 0, self.pinned[:, None], picks)
 
 

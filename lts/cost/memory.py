@@ -51,5 +51,7 @@ def activation_bytes(node: Node, graph: OpGraph, sharding: Sharding) -> np.ndarr
 def is_looped(node: Node, graph: OpGraph) -> bool:
     """Whether a value is used in a repeated region (the layer stack)."""
     return any(
-        edge.trips > 1 for edge in graph.edges if node.index in (edge.source, edge.target)
+        edge.trips > 1
+        for edge in graph.edges
+        if node.index in (edge.source, edge.target)
     )

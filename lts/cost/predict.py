@@ -1,7 +1,7 @@
 """Which collectives a plan should make the compiler emit, one row each.
 
-The counterpart of `lts.hlo.list_collectives`: kind, axes, bytes of the local result, and
-how often. XLA's CPU pipeline keeps a reduce-scatter as an all-reduce and a slice, so
+The counterpart of `lts.hlo.list_collectives`: kind, axes, bytes of the local result,
+and how often. XLA's CPU pipeline keeps a reduce-scatter as an all-reduce and a slice, so
 for that target it is predicted as an all-reduce.
 """
 
@@ -76,9 +76,7 @@ def _row(
     names = tuple(a.name for a, on in zip(axes, step.axes, strict=True) if on)
     if not names:
         return []
-    return [
-        Predicted(kind=kind, axes=names, nbytes=nbytes, count=count, reason=reason)
-    ]
+    return [Predicted(kind=kind, axes=names, nbytes=nbytes, count=count, reason=reason)]
 
 
 def _reductions(

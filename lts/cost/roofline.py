@@ -10,7 +10,7 @@ import numpy as np
 
 from lts.cost.collective import collective_cost
 from lts.graph import Array, Factor, Node
-from lts.hardware import Cluster
+from lts.hardware import Chip, Cluster
 from lts.mesh import Degrees
 
 
@@ -33,9 +33,7 @@ class Sharding:
     batches: np.ndarray
     traced_batch: int
 
-    def local_bytes(
-        self, array: Array, factors: tuple[int | None, ...]
-    ) -> np.ndarray:
+    def local_bytes(self, array: Array, factors: tuple[int | None, ...]) -> np.ndarray:
         """Bytes of one device's part; `[degrees, choices, batches]`."""
         ways = np.ones(self.ways.shape[:2])
         for factor in factors:
@@ -87,9 +85,6 @@ def node_time_s(node: Node, sharding: Sharding, cluster: Cluster) -> np.ndarray:
     Returns:
       `[degrees, choices, batches]`.
 
-    Raises:
-      ValueError: if the chip has no arithmetic in the op's dtype.
-
     Source: Williams, Waterman, Patterson (2009), with achieved rates of `Chip`.
     """
     time = _op_time_s(node, sharding, cluster) if node.is_op else 0.0
@@ -111,8 +106,14 @@ def _op_time_s(node: Node, sharding: Sharding, cluster: Cluster) -> np.ndarray:
         power = max(array.batch_power for array in arrays)
         ways = sharding.ways.prod(-1)[..., None]
         flops = node.flops * sharding.scale(power)[:, None] / ways
-        math_s = flops / (chip.peak(node.dtype) * chip.matmul_efficiency)
+        math_s = flops / (_peak(chip, node.dtype) * chip.matmul_efficiency)
     return (np.maximum(math_s, moved / bandwidth) + chip.op_launch_s) * node.trips
+
+
+def _peak(chip: Chip, dtype: str) -> float:
+    """FLOP/s in a dtype; without matrix units for it, those of the vector unit."""
+    known = dict(chip.peak_flops_per_s)
+    return chip.peak(dtype if dtype in known else "float32")
 
 
 def _kernel_time_s(node: Node, sharding: Sharding, cluster: Cluster) -> np.ndarray:

@@ -23,6 +23,9 @@ from lts.workload import Workload
 IMPOSSIBLE = 50.0
 """Violation of a plan that no batch divides: beyond any overshoot (natural log)."""
 
+LEAST_STEP_S = 1e-9
+"""Floor under the step time, so that a program without work has a finite objective."""
+
 
 class Step(NamedTuple):
     """One phase of many candidates: time and activations at every batch.
@@ -73,7 +76,7 @@ def _at(values: jax.Array, place: jax.Array) -> jax.Array:
 
 def plain_outcome(step: Step, held_bytes: jax.Array, usable_bytes: float) -> Outcome:
     """Outcome of a plain function: objective 1 / step time, within memory."""
-    time_s = step.time_s[:, 0]
+    time_s = jnp.maximum(step.time_s[:, 0], LEAST_STEP_S)
     peak = held_bytes + step.activation_bytes[:, 0]
     violation = _over(peak, usable_bytes) + _over(time_s, None)
     none = jnp.full_like(time_s, jnp.nan)

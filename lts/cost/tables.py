@@ -39,7 +39,7 @@ class Flat:
         self.total += len(table)
         return self.offsets[-1]
 
-    def array(self, dtype=np.float32) -> np.ndarray:
+    def array(self, dtype: type[np.number] = np.float32) -> np.ndarray:
         """All rows, one below the other."""
         return np.concatenate(self.rows).astype(dtype) if self.rows else np.zeros(0)
 

@@ -25,10 +25,13 @@ RELAXED = "relaxed"
 
 def _least_step(found: PhaseTables) -> Step:
     time_s = sum(table.min(1) for table in found.node_time_s)
-    active = [t.min(1) for t in found.activation_bytes if t is not None]
+    peak = np.zeros(found.batches.shape)
+    for table in found.activation_bytes:
+        if table is not None:
+            peak = np.maximum(peak, table.min(1))
     return Step(
         time_s=jnp.asarray(time_s, jnp.float32),
-        activation_bytes=jnp.asarray(np.max(active, 0), jnp.float32),
+        activation_bytes=jnp.asarray(peak, jnp.float32),
         batches=jnp.asarray(found.batches),
     )
 

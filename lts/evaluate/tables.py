@@ -231,7 +231,10 @@ def _flat_arrays(tables: CostTables) -> dict[str, Any]:
     piped = [d.stages > 1 for d in degrees]
     arrays["stages"] = np.array([d.stages for d in degrees], np.int32)
     arrays["hand_over_s"] = np.array(
-        [on * (x.latency_s + x.hop_latency_s) for on, x in zip(piped, links, strict=True)]
+        [
+            on * (x.latency_s + x.hop_latency_s)
+            for on, x in zip(piped, links, strict=True)
+        ]
     ).astype(np.float32)
     arrays["hand_over_s_per_byte"] = np.array(
         [on / x.bandwidth_bytes_per_s for on, x in zip(piped, links, strict=True)]
@@ -263,9 +266,9 @@ def _layout(tables: CostTables) -> _Layout:
 def _choices(arrays: dict[str, Any], picks: jax.Array, layout: _Layout) -> jax.Array:
     """Legal choice of every variable, `[variables, candidates]`."""
     axes, count = layout.num_axes, picks.shape[1]
-    num_groups = (layout.first_override - layout.first_role) // axes
-    roles = picks[layout.first_role : layout.first_override]
-    roles = roles.reshape(num_groups, axes, count)
+    roles = picks[layout.first_role : layout.first_override].reshape(-1, axes, count)
+    if not len(roles):  # no groups: nothing is inherited
+        roles = jnp.zeros((1, axes, count), picks.dtype)
     overrides = picks[layout.first_override :].reshape(-1, axes, count)
     # [variables, rows, axes, candidates]
     at = layout.inherit_offsets[:, :, None, None] + roles[layout.groups]
@@ -276,7 +279,7 @@ def _choices(arrays: dict[str, Any], picks: jax.Array, layout: _Layout) -> jax.A
     states = jnp.where(overrides == INHERIT, inherited, overrides - 1)
     powers = layout.bases[:, None] ** np.arange(axes)
     code = (states * powers[:, :, None]).sum(1)
-    place = layout.repair_offsets[:, None] + picks[0] * layout.choices[:, None] + code
+    place = layout.repair_offsets[:, None] + picks[:1] * layout.choices[:, None] + code
     return arrays["repair"][place]
 
 
@@ -290,9 +293,13 @@ def _phase_step(
     """Time and activations of one phase at every batch."""
     own, at = arrays[phase], layout.phases[phase]
     batches = own["batches"][degrees]  # [candidates, batches]
-    row = degrees * at.choices[:, None] + choices[at.variables]  # [nodes, candidates]
+    row = (
+        degrees[None] * at.choices[:, None] + choices[at.variables]
+    )  # [nodes, candidates]
     time_s = own["node_s"][at.node_offsets[:, None] + row].sum(0)
-    peak = own["active"][at.active_offsets[:, None] + row[at.active]].max(0)
+    peak = jnp.zeros(batches.shape)
+    if len(at.active):
+        peak = own["active"][at.active_offsets[:, None] + row[at.active]].max(0)
     if len(at.stream):
         stream = own["stream"][at.stream_offsets[:, None] + row[at.stream]].sum(0)
         peak = peak + stream
@@ -302,13 +309,11 @@ def _phase_step(
         )
         time_s = time_s + hand_over_s * arrays["stages"][degrees][:, None]
     if len(at.edge_offsets):
-        source = own["source_codes"][
-            at.code_offsets[0][:, None] + choices[at.ends[0]]
-        ]
-        target = own["target_codes"][
-            at.code_offsets[1][:, None] + choices[at.ends[1]]
-        ]
-        cell = (degrees * at.codes[0][:, None] + source) * at.codes[1][:, None] + target
+        source = own["source_codes"][at.code_offsets[0][:, None] + choices[at.ends[0]]]
+        target = own["target_codes"][at.code_offsets[1][:, None] + choices[at.ends[1]]]
+        cell = (degrees[None] * at.codes[0][:, None] + source) * at.codes[1][
+            :, None
+        ] + target
         place = at.edge_offsets[:, None] + cell
         none = jnp.full((1, target.shape[1]), -1, target.dtype)
         before = jnp.concatenate([target, none])[at.earlier]  # [edges, earlier, n]
@@ -334,7 +339,7 @@ def _outcome(
         variables, offsets = layout.memory[kind]
         if not len(variables):
             return jnp.zeros(picks.shape[1])
-        row = degrees * layout.choices[variables][:, None] + choices[variables]
+        row = degrees[None] * layout.choices[variables][:, None] + choices[variables]
         return combine(arrays[kind][offsets[:, None] + row], axis=0)
 
     steps = {

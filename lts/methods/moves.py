@@ -31,7 +31,7 @@ def quick_key(key: jax.Array) -> jax.Array:
     """
     if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         key = jax.random.key_data(key)
-    return jax.random.wrap_key_data(jnp.resize(key, 4), impl="rbg")
+    return jax.random.wrap_key_data(jnp.resize(key, 4), impl="unsafe_rbg")
 
 
 def sample_prior(space: Space, key: jax.Array, count: int) -> jax.Array:

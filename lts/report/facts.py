@@ -212,7 +212,7 @@ def mesh_words(data: Data) -> str:
 
 def bound_words(data: Data) -> str:
     """How the bound was proven."""
-    return _GAP_KINDS.get(data["gap_kind"], data["gap_kind"])
+    return _GAP_KINDS.get(data["gap_kind"]) or data["gap_kind"]
 
 
 def search_words(data: Data) -> str:

@@ -10,7 +10,7 @@ from html import escape
 
 from lts.report import facts
 from lts.report.facts import Data, OpRow, Sharded
-from lts.report.picture import axis_colour, mesh_svg
+from lts.report.picture import STAGE_COLOUR, axis_colour, mesh_svg
 from lts.report.units import counted, duration, milliseconds, percent, size
 
 KIND_COLOURS = {
@@ -29,7 +29,7 @@ _STYLE = """
 .lts-plan .lts-head{font-weight:600;margin:16px 0 6px}
 .lts-plan .lts-cards{display:flex;flex-wrap:wrap;gap:8px;margin-top:10px}
 .lts-plan .lts-card{border:1px solid rgba(128,128,128,.4);border-radius:8px;
- padding:7px 12px;min-width:112px}
+ padding:7px 12px;min-width:96px;max-width:200px}
 .lts-plan .lts-card b{display:block;font-size:18px;font-weight:600;
  white-space:nowrap}
 .lts-plan .lts-meter{height:4px;border-radius:2px;margin:4px 0 3px;
@@ -54,6 +54,7 @@ _STYLE = """
 .lts-plan .lts-bar>span{color:#fff;font-size:12px;line-height:26px;
  text-align:center;overflow:hidden;white-space:nowrap;text-overflow:ellipsis;
  box-shadow:inset -1px 0 rgba(255,255,255,.55);min-width:0}
+.lts-plan .lts-bar>span.lts-named{padding:0 6px}
 .lts-plan svg{max-width:100%;height:auto;display:block}
 .lts-plan code{font:12.5px ui-monospace,monospace;color:inherit;background:none;
  padding:0}
@@ -141,17 +142,17 @@ def _badge(name: str, data: Data) -> str:
 def _mesh(data: Data) -> str:
     assignment = data["assignment"]
     entries = [
-        f"<span>{_badge(axis['name'], data)}{axis['size']} "
-        f"{escape(facts.link_words(axis['inside'], data))}</span>"
+        (_badge(axis["name"], data), axis["size"], axis["inside"])
         for axis in assignment["axes"]
     ]
     if assignment["stages"] > 1:
-        link = facts.link_words(assignment["stages_inside"], data)
-        entries.insert(
-            0, f"<span>{assignment['stages']} stages, handing over {escape(link)}</span>"
-        )
-    head = _div("lts-head", "Mesh")
-    return head + _div("lts-legend", "".join(entries)) + mesh_svg(data)
+        badge = f'<span class="lts-axis" style="background:{STAGE_COLOUR}">stage</span>'
+        entries.insert(0, (badge, assignment["stages"], assignment["stages_inside"]))
+    legend = "".join(
+        f"<span>{badge}{size} {escape(facts.link_words(inside, data))}</span>"
+        for badge, size, inside in entries
+    )
+    return _div("lts-head", "Mesh") + _div("lts-legend", legend) + mesh_svg(data)
 
 
 def _chips(found: Sharded | None, data: Data) -> str:
@@ -237,10 +238,12 @@ def _time(data: Data) -> str:
 
 def _segment(row: facts.TimeRow, kind: str) -> str:
     name = escape(row.name)
-    label = name if row.share >= _LABELLED_SHARE else ""
+    css, label = "", ""
+    if row.share >= _LABELLED_SHARE:
+        css, label = ' class="lts-named"', name
     tip = f"{name}: {duration(row.time_s)}, {percent(row.share)}"
     style = f"flex:{row.share:.5f} 0 0;background:{KIND_COLOURS[kind]}"
-    return f'<span style="{style}" title="{tip}">{label}</span>'
+    return f'<span{css} style="{style}" title="{tip}">{label}</span>'
 
 
 def _footer(data: Data) -> str:

@@ -47,7 +47,8 @@ def _cluster_text(cluster: Mapping[str, Any], width: int) -> str:
     peaks = ", ".join(
         f"{dtype} {peak / 1e12:.0f}" for dtype, peak in chip["peak_flops_per_s"].items()
     )
-    hbm = f"{size(chip['hbm_bytes'])}, {chip['hbm_bandwidth_bytes_per_s'] / 1e12:.2f} TB/s"
+    rate = f"{chip['hbm_bandwidth_bytes_per_s'] / 1e12:.2f} TB/s"
+    hbm = f"{size(chip['hbm_bytes'])}, {rate}"
     rows = [("chip", chip["name"]), ("HBM", hbm), ("peak TFLOP/s", peaks)]
     for place, words in ("intra", "inside a node"), ("inter", "across nodes"):
         link = cluster[place]
@@ -62,8 +63,8 @@ def _cluster_text(cluster: Mapping[str, Any], width: int) -> str:
         (f"{what} source", cluster[place]["source"])
         for what, place in (("chip", "chip"), ("inside", "intra"), ("across", "inter"))
     ]
-    gpus = counted(cluster["gpus_per_node"], "GPU")
-    head = f"{cluster['name']} ({gpus} per node; --cluster {cluster['name']}:NODESxGPUS)"
+    name, gpus = cluster["name"], counted(cluster["gpus_per_node"], "GPU")
+    head = f"{name} (up to {gpus} per node; --cluster {name}:NODESxGPUS)"
     body = table_text(rows, width - 2)
     return "\n".join([head, *("  " + line for line in body.splitlines())])
 
@@ -83,14 +84,13 @@ def verification_text(
 def _report_text(report: Mapping[str, Any], width: int) -> str:
     rows = report["rows"]
     differing = [row for row in rows if row["predicted"] != row["emitted"]]
-    same = report["argument_bytes"] == report["predicted_argument_bytes"]
-    nbytes = f"{report['argument_bytes']:,} bytes per device"
+    nbytes, predicted = report["argument_bytes"], report["predicted_argument_bytes"]
+    against = "as predicted" if nbytes == predicted else f"{predicted:,} predicted"
     lines = [
         f"{report['phase']}, compiled for {report['target']}",
         f"  collectives: {len(rows) - len(differing)} of {len(rows)} kinds as "
         f"predicted, {len(differing)} {'differs' if len(differing) == 1 else 'differ'}",
-        f"  arguments: {nbytes}, "
-        + ("as predicted" if same else f"{report['predicted_argument_bytes']:,} predicted"),
+        f"  arguments: {nbytes:,} bytes per device, {against}",
     ]
     if report["unknown_trips"]:
         lines.append(
@@ -110,7 +110,7 @@ def _report_text(report: Mapping[str, Any], width: int) -> str:
             )
             for row in differing
         ]
-        header = ("differing", "axes", "result", "predicted", "emitted", "predicted for")
+        header = ("differing", "axes", "result", "predicted", "emitted", "for")
         table = table_text(cells, width - 2, header=header, right=(2, 3, 4))
         lines += ["", *("  " + line for line in table.splitlines())]
     return "\n".join(lines)

@@ -1,13 +1,15 @@
 """The mesh as an inline SVG: nodes, their GPUs, and every GPU's place on each axis."""
 
 from html import escape
-from math import prod
 
 from lts.report.facts import Data
 from lts.report.units import counted
 
 AXIS_COLOURS = ("#3f7fd6", "#d9622b", "#2f9e6b", "#b04fc0", "#b8860b", "#c23f5e")
 """Mid-tones that read on white and on black."""
+
+STAGE_COLOUR = "#808080"
+"""Of the stripe that says which pipeline stage a GPU belongs to."""
 
 _CELL, _GAP, _STRIPE, _MARGIN, _LABEL = 62, 6, 9, 10, 18
 _CELLS_PER_ROW = 8
@@ -22,15 +24,16 @@ def axis_colour(number: int) -> str:
 def mesh_svg(data: Data) -> str:
     """Boxes of nodes with a cell per GPU, in the order of the devices.
 
-    A cell has a stripe per mesh axis, as far along as the GPU is on that axis. Large
-    clusters are cut off after some nodes; the text below says so.
+    A cell has a stripe per mesh axis (and one for the pipeline stage), as far along as
+    the GPU is on that axis. Large clusters are cut off after some nodes; a line below
+    says so.
     """
-    cluster, axes = data["cluster"], data["assignment"]["axes"]
+    cluster = data["cluster"]
     gpus = cluster["gpus_per_node"]
     shown = min(cluster["nodes"], max(1, _MAX_CELLS // gpus))
     columns = min(gpus, _CELLS_PER_ROW)
     rows = -(-gpus // columns)
-    cell_height = 22 + (_STRIPE + 3) * len(axes)
+    cell_height = 22 + (_STRIPE + 3) * len(_stripes(data))
     node_width = columns * (_CELL + _GAP) + 2 * _MARGIN - _GAP
     node_height = rows * (cell_height + _GAP) + 2 * _MARGIN - _GAP + _LABEL
     per_line = 2 if shown > 1 and columns <= 4 else 1
@@ -62,30 +65,39 @@ def mesh_svg(data: Data) -> str:
     return picture
 
 
-def _cell(data: Data, device: int, x: int, y: int, height: int) -> str:
+def _stripes(data: Data) -> list[tuple[str, int, str]]:
+    """Name, size and colour of what places a GPU, outermost first."""
     assignment = data["assignment"]
-    axes = assignment["axes"]
-    stage, rest = divmod(device, prod(axis["size"] for axis in axes))
-    places = []
-    for axis in reversed(axes):
-        rest, place = divmod(rest, axis["size"])
+    stages = assignment["stages"]
+    axes = [
+        (axis["name"], axis["size"], axis_colour(number))
+        for number, axis in enumerate(assignment["axes"])
+    ]
+    return [("stage", stages, STAGE_COLOUR), *axes] if stages > 1 else axes
+
+
+def _cell(data: Data, device: int, x: int, y: int, height: int) -> str:
+    rest, places = device, []
+    stripes = _stripes(data)
+    for _, size, _ in reversed(stripes):
+        rest, place = divmod(rest, size)
         places.insert(0, place)
-    label = f"GPU {device}"
-    if assignment["stages"] > 1:
-        label = f"stage {stage}"
-    where = ", ".join(f"{a['name']}={p}" for a, p in zip(axes, places, strict=True))
+    where = ", ".join(
+        f"{name}={place}" for (name, *_), place in zip(stripes, places, strict=True)
+    )
     parts = [
         f"<title>GPU {device}: {escape(where)}</title>"
         f'<rect x="{x}" y="{y}" width="{_CELL}" height="{height}" rx="5" '
         'fill="currentColor" fill-opacity=".06"/>'
         f'<text x="{x + _CELL / 2}" y="{y + 14}" font-size="11" text-anchor="middle" '
-        f'fill="currentColor">{label}</text>'
+        f'fill="currentColor">GPU {device}</text>'
     ]
-    for number, (axis, place) in enumerate(zip(axes, places, strict=True)):
+    for number, ((_, size, colour), place) in enumerate(
+        zip(stripes, places, strict=True)
+    ):
         top = y + 19 + number * (_STRIPE + 3)
         room = _CELL - 12
-        part = room / axis["size"]
-        colour = axis_colour(number)
+        part = room / size
         parts.append(
             f'<rect x="{x + 6}" y="{top}" width="{room}" height="{_STRIPE}" rx="2" '
             f'fill="{colour}" fill-opacity=".18"/>'

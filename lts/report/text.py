@@ -20,6 +20,8 @@ TOP_PARTS = 5
 
 _WIDTHS = 72, 140
 
+_Times = dict[str, tuple[float, float]]  # by phase: seconds, share of its step
+
 
 def plan_text(data: Data, *, width: int | None = None, full: bool = False) -> str:
     """A plan in words and tables.
@@ -138,10 +140,10 @@ def _predicted(data: Data, width: int) -> str:
             f"{phase} steps of {data['phases'][phase]['batch']}"
             for phase in data["phase_order"]
         )
-        per_stage = " a stage" if data["assignment"]["stages"] > 1 else ""
-        rows.append(
-            ("concurrency", counted(metrics["concurrency"], "request"), batches + per_stage)
-        )
+        if data["assignment"]["stages"] > 1:
+            batches += " a stage"
+        requests = counted(metrics["concurrency"], "request")
+        rows.append(("concurrency", requests, batches))
     peak, usable = metrics["peak_bytes"], facts.usable_bytes(data)
     share = f"limit {size(usable)}, {percent(peak / usable)} of it"
     rows.append(("memory per GPU", size(peak), share))
@@ -212,28 +214,33 @@ def _only(phases: Sequence[str], data: Data) -> str:
 def _time(data: Data, width: int, full: bool) -> str:
     """One table for all phases, whose nodes mostly have the same names."""
     found = {phase: facts.time_rows(data, phase) for phase in data["phase_order"]}
-    kinds: dict[str, dict[str, tuple[float, float]]] = {}
-    parts: dict[str, dict[str, tuple[float, float]]] = {}
-    header = ["", *(cell for phase in found for cell in (phase, "share"))]
+    by_kind: dict[str, _Times] = {}
+    by_name: dict[str, _Times] = {}
+    total: _Times = {}
+    shown: set[str] = set()
     for phase, rows in found.items():
         for row in rows:
-            old = kinds.setdefault(facts.KINDS[row.kind], {}).get(phase, (0.0, 0.0))
-            kinds[facts.KINDS[row.kind]][phase] = old[0] + row.time_s, old[1] + row.share
-            parts.setdefault(row.name, {})[phase] = row.time_s, row.share
-    order = {
-        phase: sorted(rows, key=lambda row: -row.time_s) for phase, rows in found.items()
-    }
-    shown = {row.name for rows in order.values() for row in rows[:TOP_PARTS]}
-    listed = [name for name in parts if full or name in shown]
+            for times in (
+                total,
+                by_kind.setdefault(facts.KINDS[row.kind], {}),
+                by_name.setdefault(row.name, {}),
+            ):
+                time_s, share = times.get(phase, (0.0, 0.0))
+                times[phase] = time_s + row.time_s, share + row.share
+        longest = sorted(rows, key=lambda row: -row.time_s)
+        shown |= {row.name for row in longest[:TOP_PARTS]}
+    names = [name for name in by_name if full or name in shown]
     if not full:
-        listed.sort(key=lambda name: -max(share for _, share in parts[name].values()))
-    total = {p: (sum(row.time_s for row in rows), 1.0) for p, rows in found.items()}
-    table = [("all", total), *kinds.items(), *((name, parts[name]) for name in listed)]
-    rows = [
-        (name, *(cell for phase in found for cell in _timed(times.get(phase))))
-        for name, times in table
-    ]
-    rows.insert(1 + len(kinds), ())
+        names.sort(key=lambda name: -max(share for _, share in by_name[name].values()))
+
+    def cells(name: str, times: _Times) -> list[str]:
+        return [name, *(cell for phase in found for cell in _timed(times.get(phase)))]
+
+    header = ["", *(cell for phase in found for cell in (phase, "share"))]
+    rows = [cells("all", total)]
+    rows += [cells(*item) for item in by_kind.items()]
+    rows.append([])
+    rows += [cells(name, by_name[name]) for name in names]
     body = table_text(rows, width - 2, header=header, right=range(1, len(header)))
     return _section("Time of a step", body)
 

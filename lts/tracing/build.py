@@ -89,7 +89,7 @@ class _Builder:
             self.groups.add(argument)
         for eq in self.draft.program.equations:
             if all(tensor.is_local for tensor in (*eq.ins, *eq.outs)):
-                # Follow operations on local arrays melt into the kernel that reads them.
+                # Follow operations on local arrays melt into the kernel that reads.
                 if eq.primitive not in FOLLOW and eq.primitive != "iota":
                     arrays = (*eq.ins, *eq.outs)
                     nbytes = sum(t.itemsize * math.prod(t.shape) for t in arrays)
@@ -118,7 +118,7 @@ class _Builder:
         self.draft.absorbed = set(self.pending)
 
     def settle(self, tensor: Tensor, trips: int) -> None:
-        """Make a pending broadcast an array of its own, with an edge from its source."""
+        """Make a pending broadcast an array of its own, with an edge from it."""
         if tensor.is_local:
             return
         self.groups.add(tensor)

@@ -8,7 +8,7 @@ must stay whole. One rule per primitive, in the dict `DECIDE`; users add theirs 
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from lts.tracing.flatten import Equation, Tensor
@@ -162,7 +162,8 @@ DECIDE: dict[str, Rule] = {
     "sort": _mixing(lambda eq: int(eq.params["dimension"])),
     "top_k": _mixing(lambda eq: int(eq.params.get("axis", -1))),
     **dict.fromkeys(
-        "scatter scatter-add scatter-mul scatter-min scatter-max".split(), _scatter
+        "scatter scatter-add scatter-sub scatter-mul scatter-min scatter-max".split(),
+        _scatter,
     ),
 }
 
@@ -192,7 +193,9 @@ def rule_from_notation(notation: str) -> Rule:
     def rule_of(eq: Equation) -> OpRule:
         rule, numbers = OpRule(), dict[str, int]()
 
-        def factors(tensors: tuple[Tensor, ...], sides: list[list[str]], what: str):
+        def factors(
+            tensors: tuple[Tensor, ...], sides: list[list[str]], what: str
+        ) -> Iterator[list[int | None]]:
             if len(tensors) != len(sides):
                 raise ValueError(
                     f"rule {notation!r} of {eq.primitive} has {len(sides)} {what}, "

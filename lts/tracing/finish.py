@@ -16,8 +16,8 @@ from lts.graph import (
     Leaf,
     Node,
     NodeKind,
-    OpGraph,
     Operand,
+    OpGraph,
     Reduction,
 )
 from lts.tracing.build import Decision, Draft, members
@@ -277,7 +277,9 @@ class Finisher:
         for decision in self.draft.decisions:
             for number, out in enumerate(decision.equation.outs):
                 if out.index in inside:
-                    return f"{decision.name}:{number}" if number else decision.name + ":"
+                    return (
+                        f"{decision.name}:{number}" if number else decision.name + ":"
+                    )
         for leaf in leaves:
             return leaf.path
         for eq in self.draft.follows:

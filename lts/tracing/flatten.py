@@ -1,8 +1,8 @@
 """A jaxpr as one flat list of equations, calls inlined and regions entered.
 
 `flatten` walks through jit, remat and custom-derivative calls as if they were not
-there. `scan`, `while` and `cond` are regions: their bodies are entered once, with a trip
-count, and `Equation`s named `link` say which array outside is which array inside.
+there. `scan`, `while` and `cond` are regions: their bodies are entered once, with a
+trip count, and `Equation`s named `link` say which array outside is which array inside.
 
 Inner jaxprs are found by what they look like, never by parameter name: names and types
 differ between versions of jax. The only names read are scan's `length` and the two
@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 Path = tuple[int | str, ...]
@@ -40,7 +41,7 @@ class Tensor:
 
 
 def _plain(tensor: Tensor) -> bool:
-    return not jax.dtypes.issubdtype(tensor.dtype, jax.dtypes.extended)
+    return not jnp.issubdtype(tensor.dtype, jax.dtypes.extended)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -74,7 +75,7 @@ class FlatProgram:
     notes: list[str] = field(default_factory=list)
 
 
-def open_jaxpr(value: Any) -> Any | None:
+def open_jaxpr(value: Any) -> Any:
     """The open jaxpr of a Jaxpr or ClosedJaxpr; None for anything else."""
     jaxpr = getattr(value, "jaxpr", value)
     return jaxpr if hasattr(jaxpr, "eqns") else None
@@ -155,7 +156,6 @@ class _Flattener:
     ) -> list[Tensor]:
         """Append the equations of a jaxpr; returns its results."""
         jaxpr = open_jaxpr(inner)
-        assert jaxpr is not None
         values: dict[Any, Tensor] = dict(zip(jaxpr.invars, ins, strict=True))
         self.program.scopes[path] = list(ins)
         for var in jaxpr.constvars:
@@ -209,7 +209,6 @@ class _Flattener:
         """A scan: xs and ys have one dim more outside, the carry is one array."""
         ((piece, inner),) = inner_jaxprs(equation)
         jaxpr = open_jaxpr(inner)
-        assert jaxpr is not None
         is_x = [
             len(outer.shape) == len(var.aval.shape) + 1
             for outer, var in zip(ins, jaxpr.invars, strict=True)

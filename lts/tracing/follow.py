@@ -42,13 +42,14 @@ Rule = Callable[[Equation], Follow]
 
 ELEMENTWISE = frozenset(
     """abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e
-    cbrt ceil clamp clz complex conj convert_element_type copy copy_p cos cosh digamma
-    div eq erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igammac imag integer_pow
-    is_finite le lgamma log log1p logistic lt max min mul nan_to_num ne neg nextafter
-    not optimization_barrier or polygamma population_count pow real reduce_precision rem
-    round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin
-    sinh sqrt square stop_gradient sub tan tanh xor zeta sharding_constraint
-    pcast pvary""".split()
+    cbrt ceil clamp clz complex conj convert_element_type copy copy_p cos cosh
+    device_put digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt igamma
+    igammac imag integer_pow is_finite le le_to lgamma log log1p logistic lt lt_to
+    max min mul nan_to_num ne neg nextafter not one_minus_square
+    optimization_barrier or pcast polygamma population_count pow pvary real
+    reduce_precision rem round rsqrt select_n sharding_constraint shift_left
+    shift_right_arithmetic shift_right_logical sign sin sinh sqrt square
+    stop_gradient sub tan tanh xor zeta""".split()
 )
 REDUCTIONS = frozenset(
     """argmax argmin reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum
@@ -108,6 +109,13 @@ def _reshape(eq: Equation) -> Follow:
     """
     ins = [(i, n) for i, n in enumerate(eq.ins[0].shape) if n != 1]
     outs = [(j, n) for j, n in enumerate(eq.outs[0].shape) if n != 1]
+    if math.prod(eq.ins[0].shape) == 0:  # nothing to shard
+        return Follow(
+            pairs=((),),
+            blocked_in=(tuple(i for i, _ in ins),),
+            blocked_out=tuple(j for j, _ in outs),
+            computes=False,
+        )
     pairs, units, blocked_in, blocked_out = [], [], [], []
     while ins and outs:
         group_in, group_out = [ins.pop(0)], [outs.pop(0)]
@@ -140,7 +148,9 @@ def _reshape(eq: Equation) -> Follow:
 def _same_size_dims(eq: Equation) -> Follow:
     """Slices, pads, reversals: a dim whose extent changes is blocked."""
     shape, out = eq.ins[0].shape, eq.outs[0].shape
-    changed = tuple(i for i, (n, m) in enumerate(zip(shape, out, strict=True)) if n != m)
+    changed = tuple(
+        i for i, (n, m) in enumerate(zip(shape, out, strict=True)) if n != m
+    )
     changed += tuple(eq.params.get("dimensions", ())) if eq.primitive == "rev" else ()
     rest = ((),) * (len(eq.ins) - 1)
     return Follow(
@@ -177,6 +187,29 @@ def _along_dim(parameter: str) -> Rule:
     return rule
 
 
+def _stack(eq: Equation) -> Follow:
+    """Arrays side by side along a new dim, which must stay whole."""
+    new, rank = int(eq.params["axis"]), len(eq.ins[0].shape)
+    pairs = tuple((i, i + (i >= new)) for i in range(rank))
+    return Follow(pairs=(pairs,) * len(eq.ins), blocked_out=(new,))
+
+
+def _tile(eq: Equation) -> Follow:
+    """Repetition: dims that are repeated are blocked."""
+    return replace(_same_size_dims(eq), computes=True)
+
+
+def _bitcast(eq: Equation) -> Follow:
+    """Another reading of the same bytes: dims that it adds or removes are blocked."""
+    rank_in, rank_out = len(eq.ins[0].shape), len(eq.outs[0].shape)
+    rank = min(rank_in, rank_out)
+    return Follow(
+        pairs=(_identity(rank),),
+        blocked_in=(tuple(range(rank, rank_in)),),
+        blocked_out=tuple(range(rank, rank_out)),
+    )
+
+
 FOLLOW: dict[str, Rule] = {
     **dict.fromkeys(ELEMENTWISE, _elementwise),
     **dict.fromkeys(REDUCTIONS, _reduction),
@@ -193,6 +226,9 @@ FOLLOW: dict[str, Rule] = {
     "rev": _same_size_dims,
     "concatenate": _along_dim("dimension"),
     "split": _along_dim("axis"),
+    "stack": _stack,
+    "tile": _tile,
+    "bitcast_convert_type": _bitcast,
 }
 
 

@@ -48,9 +48,13 @@ def find_kernels(draft: Draft, places: Places) -> dict[int, list[Kernel]]:
             node, main = _main_value(placed)
             found[node].append(_kernel(main, equations[0].trips, places))
     for eq in draft.updates:
-        node, update = places.node_of(eq.outs[0]), eq.ins[1]
-        if node is not None:
-            found[node].append(_kernel([update, update], eq.trips, places))
+        update, out = eq.ins[1], eq.outs[0]
+        node = places.node_of(out)
+        if node is not None:  # the update is read and written in the layout found there
+            dims = zip(update.shape, out.shape, places.factors_of(out), strict=True)
+            on_dims = tuple(factor if n == m else None for n, m, factor in dims)
+            arrays = ((places.array(update), on_dims),) * 2
+            found[node].append(Kernel(arrays=arrays, trips=eq.trips))
     return found
 
 
