@@ -161,7 +161,10 @@ def _op_specs(
         if result.value < 0:
             continue
         there, factors = states[result.value], places.factors_of(tensor)
-        first = result_spec(result.factors, node, own, factors, there, axes)
+        # XLA cannot partition a gather whose partial sums scatter onto a dim that is
+        # sharded already (it fails after SPMD); such sums are reduced whole first.
+        scattered = np.zeros_like(there) if node.primitive == "gather" else there
+        first = result_spec(result.factors, node, own, factors, scattered, axes)
         last = spec_of(factors, there, axes)
         results[i] = (first,) if first == last else (first, last)
     return operands, results

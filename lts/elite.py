@@ -95,7 +95,9 @@ def insert(
     return Elites(picks=picks[:, order], fitness=fitness[order])
 
 
-def merge(elites: Elites, others: Elites, *, num_basin_genes: int, quota: int) -> Elites:
+def merge(
+    elites: Elites, others: Elites, *, num_basin_genes: int, quota: int
+) -> Elites:
     """The best of two buffers, in the shape of the first."""
     return insert(
         elites,

@@ -65,7 +65,9 @@ class ElitePolicy(nn.Module):
         """Logits `[candidates, genes, choices]`; `MASKED` where not allowed."""
         shape, init = (self.heads, self.width), nn.initializers.lecun_uniform()
         query = nn.DenseGeneral(shape, kernel_init=init, name="query")(decision)
-        key = nn.DenseGeneral(shape, kernel_init=init, use_bias=False, name="key")(elites)
+        key = nn.DenseGeneral(shape, kernel_init=init, use_bias=False, name="key")(
+            elites
+        )
         bias = self.param("elite_bias", lambda _: jnp.array(_ELITE_BIAS))
         match = nn.DenseGeneral(
             (self.heads, 2),
@@ -74,17 +76,19 @@ class ElitePolicy(nn.Module):
             name="match",
         )(decision)
         # degrees are known to roles, and both to overrides
-        match = match * (levels[:, None] > np.arange(2))[:, None]
+        match = match * (levels[:, None] > np.arange(2))[None, :, None]
         scores = jnp.einsum("bghk,ehk->bghe", query, key) / np.sqrt(self.width)
         scores = scores + jnp.einsum("bghf,bef->bghe", match, matches)
-        to_elite = (elites * bias).sum(-1) + reading.focus
+        to_elite = (elites * bias[None]).sum(-1)[None] + reading.focus
         scores = scores + to_elite[:, None, None]
         visible = reading.visible[:, None, None]
         weights = nn.softmax(jnp.where(visible, scores, MASKED)) * visible
         copies = jnp.einsum("bghe,gec->bgch", weights, chosen)
         copies = copies * allowed[..., None]
         share = nn.sigmoid(
-            self.param("prior_share", lambda _: jnp.log(PRIOR_SHARE / (1 - PRIOR_SHARE)))
+            self.param(
+                "prior_share", lambda _: jnp.log(PRIOR_SHARE / (1 - PRIOR_SHARE))
+            )
         )
         mixed = (1 - share) * copies.mean(-1) + share * jnp.exp(log_prior)
         base = jnp.log(mixed + 1e-9)
@@ -143,7 +147,7 @@ def log_policy(
     choice = jnp.take_along_axis(choice, meanings[..., None], axis=2)
     decision = jnp.asarray(features.decision)[degrees]
     roles = slice(space.first_role, space.first_override)
-    same_degrees = picks[0][:, None] == elites.picks[0]
+    same_degrees = degrees[:, None] == elites.picks[:1]
     same_roles = picks[roles][:, :, None] == elites.picks[roles][:, None]
     same_roles = same_roles.sum(0) / max(1, roles.stop - roles.start)
     matches = jnp.stack([same_degrees, same_roles * same_degrees], axis=-1)
@@ -163,12 +167,12 @@ def log_policy(
 
 
 def log_prior(levels: np.ndarray, allowed: jax.Array) -> jax.Array:
-    """Log of the prior over allowed values `[..., genes, choices]`; else `MASKED`."""
+    """Log of the prior over allowed values `[candidates, genes, choices]`; else `MASKED`."""
     count = allowed.sum(-1, keepdims=True)
-    inherits = np.arange(allowed.shape[-1]) == 0
+    inherits = (np.arange(allowed.shape[-1]) == 0)[None, None]
     others = jnp.log((1 - INHERIT_SHARE) / jnp.maximum(count - 1, 1))
     inherit = jnp.where(count > 1, np.log(INHERIT_SHARE), 0.0)
-    override = (levels == LEVELS.index("override"))[:, None]
+    override = (levels == LEVELS.index("override"))[None, :, None]
     found = jnp.where(
         override, jnp.where(inherits, inherit, others), -jnp.log(jnp.maximum(count, 1))
     )
@@ -221,7 +225,7 @@ def sample(
 
 def _last(logits: jax.Array) -> jax.Array:
     """The last value that is allowed; `[candidates, genes, 1]`."""
-    values = jnp.arange(logits.shape[-1])
+    values = jnp.arange(logits.shape[-1])[None, None]
     return jnp.where(logits > MASKED / 2, values, 0).max(-1, keepdims=True)
 
 

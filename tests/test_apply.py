@@ -21,7 +21,7 @@ BASE = {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
     "head_dim": 16,
-    "num_hidden_layers": 4,
+    "num_hidden_layers": 2,
     "vocab_size": 256,
     "rms_norm_eps": 1e-5,
     "rope_theta": 1e4,
@@ -39,8 +39,6 @@ LAYOUTS = (
     {"tp": 8},
     {"dp": 8},
     {"cp": 8},
-    {"cp": 2, "tp": 4},
-    {"dp": 2, "tp": 4},
     {"dp": 2, "cp": 2, "tp": 2},
     {"pp": 2, "dp": 2, "tp": 2},
 )
@@ -105,18 +103,17 @@ def test_outputs_of_a_layout_by_hand_are_the_unsharded_ones(name, layout, unshar
     assert max(relative_errors(found, expected)) <= TOLERANCE
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_outputs_of_searched_plans_are_the_unsharded_ones(name, unsharded):
-    params, expected = unsharded[name]
+def test_outputs_of_a_searched_plan_are_the_unsharded_ones(unsharded):
+    params, expected = unsharded["tied"]
     plan = lts.search(
-        model_of(name),
+        model_of("tied"),
         cluster=lts.Cluster.parse("h100:1x8"),
         workload=WORKLOAD,
         method="random",
         budget=256,
         max_stages=1,
     )
-    found = run(plan, model_of(name), params)
+    found = run(plan, model_of("tied"), params)
     assert max(relative_errors(found, expected)) <= TOLERANCE
 
 
@@ -160,14 +157,13 @@ def test_unrolled_layers_follow_the_plan_of_the_scanned_form(unsharded):
         model_of("dense"), cluster=cluster, workload=WORKLOAD, degrees={"tp": 4}
     )
     model = model_of("dense", "unrolled")
-    layers = [jax.tree.map(lambda x, i=i: x[i], params["layers"]) for i in range(4)]
+    layers = [jax.tree.map(lambda x, i=i: x[i], params["layers"]) for i in range(2)]
     cache = model.init_cache(BATCH, PROMPT + 8)
     prefill, decode = plan.apply(model.prefill), plan.apply(model.decode)
     args = prefill.device_put({**params, "layers": layers}, cache, prompt())
-    gate = args[0]["layers"][2]["gate"].sharding.spec
-    assert gate == plan.phase("prefill").in_specs[0]["layers"]["gate"][1:] or (
-        tuple(gate) == tuple(plan.phase("prefill").in_specs[0]["layers"]["gate"])[1:]
-    )
+    gate = args[0]["layers"][1]["gate"].sharding.spec
+    stacked = plan.phase("prefill").in_specs[0]["layers"]["gate"]
+    assert tuple(gate) == tuple(stacked)[1:] == (None, ("y", "z"))
     found = generate(prefill, decode, *args)
     assert max(relative_errors(found, expected)) <= TOLERANCE
 
@@ -206,10 +202,9 @@ def mlp_args():
 @pytest.mark.parametrize("seed", range(5))
 def test_outputs_of_a_function_with_keywords_are_the_unsharded_ones(seed):
     args, kwargs = mlp_args()
-    args = (args[0], args[1][:-1] + [args[1][-1]])
 
     def function(x, weights, *, scale):
-        return mlp(x, weights, scale=1.5) * scale
+        return mlp(x, weights, scale=1.5) * scale[None]
 
     plan = lts.search(
         function,

@@ -75,7 +75,7 @@ class GeneFeatures:
         roles = roles.reshape(len(space.groups), space.num_axes, count)
         variables, rows, width = self.inherited.shape
         offsets = np.arange(variables * rows).reshape(variables, rows) * width
-        places = offsets[:, :, None, None] + roles[self.groups]
+        places = jnp.asarray(offsets[:, :, None, None]) + roles[self.groups]
         given = jnp.asarray(self.inherited.ravel())[places]
         states = given[:, 0]
         for row in range(1, rows):
@@ -88,8 +88,8 @@ class GeneFeatures:
         Returns:
           int32 `[candidates, genes, choices]`.
         """
-        values = jnp.arange(self.num_choices, dtype=jnp.int32)
-        shape = (picks.shape[1], self.space.first_override, len(values))
+        values = jnp.arange(self.num_choices, dtype=jnp.int32)[None, None]
+        shape = (picks.shape[1], self.space.first_override, self.num_choices)
         states = self.inherited_states(picks).T[..., None]
         chosen = jnp.where(values == INHERIT, states, values - 1)
         return jnp.concatenate([jnp.broadcast_to(values, shape), chosen], axis=1)
@@ -111,17 +111,19 @@ class GeneFeatures:
           bool `[candidates, genes, choices]`.
         """
         levels, pinned = self.levels[:, None], self.pinned[:, None]
-        values = np.arange(self.num_choices)
+        values = np.arange(self.num_choices)[None]
         exists = values < self.space.cardinalities[:, None]
+        pinned, is_pin = pinned[None], (values == pinned)[None]
         effects = self._effects(picks, meanings)
         differs = jnp.where(
-            levels == LEVELS.index("override"),
+            (levels == LEVELS.index("override"))[None],
             (effects != effects[..., :1]) & ((effects > 0) | (meanings == 0)),
             effects > 0,
         )
         differs &= jnp.asarray(self.live)[picks[0]][..., None]
-        differs |= levels == LEVELS.index("degrees")
-        return jnp.where(pinned >= 0, values == pinned, exists & ((values == 0) | differs))
+        differs |= (levels == LEVELS.index("degrees"))[None]
+        found = exists[None] & ((values == 0)[None] | differs)
+        return jnp.where(pinned >= 0, is_pin, found)
 
     def canonical(self, picks: jax.Array) -> jax.Array:
         """Candidates whose every value is `allowed`, alike in effect to these.
@@ -133,7 +135,9 @@ class GeneFeatures:
         first = self.space.first_override
         legal = jnp.asarray(self.legal)[picks[0]].transpose(1, 2, 0)[1:first]
         keep = jnp.take_along_axis(legal, picks[1:first, None], axis=1)[:, 0]
-        roles = jnp.where(keep & jnp.asarray(self.live)[picks[0]].T[1:first], picks[1:first], 0)
+        roles = jnp.where(
+            keep & jnp.asarray(self.live)[picks[0]].T[1:first], picks[1:first], 0
+        )
         picks = jnp.concatenate([picks[:1], roles, picks[first:]])
         effects = self._effects(picks, self.meanings(picks)).transpose(1, 2, 0)[first:]
         effect = jnp.take_along_axis(effects, picks[first:, None], axis=1)[:, 0]
@@ -170,7 +174,9 @@ def gene_features(tables: CostTables) -> GeneFeatures:
     choice = np.zeros((*shape, meanings, 11), np.float32)
     legal = np.zeros((*shape, meanings), bool)
     decision = np.zeros((*shape, 3 + len(_KINDS) + 5), np.float32)
-    choice[:, 0, : len(space.degrees), :4] = [_degrees_features(d) for d in space.degrees]
+    choice[:, 0, : len(space.degrees), :4] = [
+        _degrees_features(d) for d in space.degrees
+    ]
     legal[:, 0, : len(space.degrees)] = True
     sizes = space.sizes
     inside = np.array([[axis.inside for axis in d.axes] for d in space.degrees])

@@ -1,8 +1,8 @@
 """Which collectives a plan should make the compiler emit, one row each.
 
 The counterpart of `lts.hlo.list_collectives`: kind, axes, bytes of the local result,
-and how often. XLA's CPU pipeline keeps a reduce-scatter as an all-reduce and a slice, so
-for that target it is predicted as an all-reduce.
+and how often. XLA's CPU pipeline keeps a reduce-scatter as an all-reduce and a slice,
+so for that target it is predicted as an all-reduce.
 """
 
 from collections.abc import Sequence

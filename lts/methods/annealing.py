@@ -46,7 +46,7 @@ class Annealing:
             uniforms = jax.random.uniform(move_key, (NUM_UNIFORMS, self.batch))
             moved = move(self.space, uniforms, state.picks)
             started = jnp.isfinite(state.fitness)
-            return jnp.where(started, moved, start), state.replace(key=key)
+            return jnp.where(started[None], moved, start), state.replace(key=key)
 
         return jax.jit(ask)
 
@@ -64,7 +64,7 @@ class Annealing:
             accept = jnp.isfinite(fitness) & (accept | ~started)
             return AnnealingState(
                 key=key,
-                picks=jnp.where(accept, picks, state.picks),
+                picks=jnp.where(accept[None], picks, state.picks),
                 fitness=jnp.where(accept, fitness, state.fitness),
                 steps=state.steps + 1,
             )

@@ -157,7 +157,9 @@ def _check_seed(seed: np.ndarray, cardinalities: np.ndarray) -> None:
 def _cleaned(scores: Scores, count: int) -> Scores:
     """Scores with NaN and what lies beyond `count` at infinite violation."""
     objective, violation = (np.asarray(x) for x in scores)
-    bad = np.isnan(objective) | np.isnan(violation) | (np.arange(len(objective)) >= count)
+    bad = (
+        np.isnan(objective) | np.isnan(violation) | (np.arange(len(objective)) >= count)
+    )
     return Scores(
         objective=jnp.asarray(np.where(bad, 0.0, objective)),
         violation=jnp.asarray(np.where(bad, np.inf, violation)),

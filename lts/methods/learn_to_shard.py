@@ -120,7 +120,7 @@ class LearnToShard:
         ladder = np.linspace(low, high, self.num_draws)
         return Reading(
             focus=focus,
-            visible=jnp.broadcast_to(elites.filled, focus.shape),
+            visible=jnp.broadcast_to(elites.filled[None], focus.shape),
             temperature=jnp.asarray(np.resize(ladder, count), jnp.float32),
         )
 
@@ -165,7 +165,9 @@ class LearnToShard:
         slot = hashes[0] % self.config.seen_slots
         return (state.seen[slot] != hashes[1]) & ~repeats(hashes)
 
-    def _changed(self, state: LearnState, key: jax.Array, draws: jax.Array) -> jax.Array:
+    def _changed(
+        self, state: LearnState, key: jax.Array, draws: jax.Array
+    ) -> jax.Array:
         """Small changes of elites (good ones more often) and, one in four, of draws."""
         number = self.batch - self.num_draws
         pool = 2 * number
@@ -177,13 +179,14 @@ class LearnToShard:
         parent = (of_parent**2 * elites.filled.sum()).astype(jnp.int32)
         draw = (of_draw * self.num_draws).astype(jnp.int32)
         from_draws = (of_source < self.config.changed_draws) | ~elites.filled[0]
-        picks = jnp.where(from_draws, draws[:, draw], elites.picks[:, parent])
+        picks = jnp.where(from_draws[None], draws[:, draw], elites.picks[:, parent])
 
         def change(picks, step):
             number_of_move, uniforms = step
             moved = move(self.space, uniforms, picks)
             # one move, and each further one with half the chance
-            return jnp.where(of_count < 0.5**number_of_move, moved, picks), None
+            more = of_count < 0.5**number_of_move
+            return jnp.where(more[None], moved, picks), None
 
         steps = jnp.arange(moves), uniforms[4:].reshape(moves, NUM_UNIFORMS, pool)
         picks, _ = jax.lax.scan(change, picks, steps)
@@ -200,7 +203,7 @@ class LearnToShard:
         hidden = ~jnp.eye(top, config.num_elites, dtype=bool)
         reading = Reading(
             focus=jnp.concatenate([own.focus, jnp.zeros((top, config.num_elites))]),
-            visible=jnp.concatenate([own.visible, hidden & state.elites.filled]),
+            visible=jnp.concatenate([own.visible, hidden & state.elites.filled[None]]),
             temperature=jnp.concatenate([own.temperature, jnp.ones(top)]),
         )
         log_probs, entropy = log_probability(
@@ -213,9 +216,11 @@ class LearnToShard:
         # clipped gene by gene: the ratio of a whole candidate leaves the range at once
         ratio = jnp.exp(log_probs[:, :draws] - state.log_probs)
         clipped = jnp.clip(ratio, 1 - config.clip, 1 + config.clip)
-        gain = jnp.minimum(ratio * advantage, clipped * advantage).sum(0)
+        gain = jnp.minimum(ratio * advantage[None], clipped * advantage[None]).sum(0)
         gain = jnp.where(scored, gain, 0.0).sum() / jnp.maximum(scored.sum(), 1)
-        imitated = jnp.where(state.elites.filled[:top], log_probs[:, draws:].sum(0), 0.0)
+        imitated = jnp.where(
+            state.elites.filled[:top], log_probs[:, draws:].sum(0), 0.0
+        )
         return -(
             gain
             + config.imitation * imitated.mean()

@@ -3,7 +3,9 @@
 Tensor parallelism over the node (all GPUs if fewer), the least pipeline stages whose
 weights leave 20% of the memory for the KV cache (nodes first), data parallelism for
 the rest. Inside a group of ops the tensor axes shard the index that the group's ops
-share (heads, feed-forward, vocabulary): first products by columns, second by rows.
+share (heads, feed-forward, vocabulary): first products by columns, second by rows. A
+plain function names neither weights nor batch: any argument counts as a weight, and
+axes across nodes shard nothing.
 
 Source: Megatron-LM, arXiv 1909.08053, section 3, and arXiv 2104.04473, section 5.
 """
@@ -50,7 +52,7 @@ def megatron(evaluator: TableEvaluator, budget: int) -> Megatron:
     """The static rule for the evaluator's space.
 
     Raises:
-      ValueError: if no group of ops has parameters to shard.
+      ValueError: if no group of ops reads anything that the rule could shard.
     """
     return Megatron(picks=megatron_picks(evaluator.tables))
 
@@ -61,8 +63,8 @@ def megatron_picks(tables: CostTables) -> np.ndarray:
     labels = [tensor_labels(space, group) for group in range(len(space.groups))]
     if not any(labels):
         raise ValueError(
-            "the Megatron rule shards parameters, and no operation of this program "
-            "reads one; mark the weights as parameters, or choose another method"
+            "the Megatron rule shards what operations and their weights share, and "
+            "no operation of this program has such an index; choose another method"
         )
     found = [_candidate(tables, d, labels) for d in _by_preference(tables)]
     limit = (1 - KV_SHARE) * tables.cluster.usable_bytes
@@ -90,27 +92,28 @@ def _by_preference(tables: CostTables) -> list[int]:
 def tensor_labels(space: Space, group: int) -> list[int]:
     """Labels that tensor parallelism may shard in a group, best first.
 
-    Not those of the residual stream, and only those of some parameter; best is the one
-    that most ops of the group have.
+    Not those of the residual stream, and only those of some parameter (argument, if
+    there are no parameters); best is the one that most ops of the group have, and
+    among these the one on most parameters.
     """
     hub = set().union(*(graph.hub_labels for graph in space.graphs.values()))
-    on_parameters = {
-        factor.label
-        for variable in space.variables
-        if variable.kind is NodeKind.PARAMETER and group in variable.groups
-        for factor in variable.factors
-    }
-    count: Counter[int] = Counter()
+    kinds = {variable.kind for variable in space.variables}
+    weight = NodeKind.PARAMETER if NodeKind.PARAMETER in kinds else NodeKind.INPUT
+    on_weights: Counter[int] = Counter()
+    for variable in space.variables:
+        if variable.kind is weight and group in variable.groups:
+            on_weights.update({factor.label for factor in variable.factors})
+    on_ops: Counter[int] = Counter()
     for graph in space.graphs.values():
         for op in graph.groups[group][1]:
             factors = graph.nodes[op].factors
-            count.update({f.label for f in factors if not f.batched})
+            on_ops.update({f.label for f in factors if not f.batched})
     candidates = [
         label
         for label in space.role_labels[group]
-        if label in on_parameters and label not in hub and count[label]
+        if on_weights[label] and on_ops[label] and label not in hub
     ]
-    return sorted(candidates, key=lambda label: -count[label])
+    return sorted(candidates, key=lambda x: (-on_ops[x], -on_weights[x]))
 
 
 def _units(space: Space, group: int) -> dict[int, int]:

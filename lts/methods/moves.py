@@ -87,29 +87,36 @@ def move(space: Space, uniforms: jax.Array, picks: jax.Array) -> jax.Array:
     """
     of_kind, of_gene, of_value, of_axis = uniforms
     ends = np.cumsum([*MOVES.values()])
-    kind = (of_kind[:, None] >= jnp.asarray(ends[:-1], jnp.float32)).sum(1)
-    level = np.array(["degrees role override".split().index(g.kind) for g in space.genes])
+    kind = (of_kind[:, None] >= jnp.asarray(ends[None, :-1], jnp.float32)).sum(1)
+    level = np.array(
+        ["degrees role override".split().index(g.kind) for g in space.genes]
+    )
     live = live_genes(space, picks[0])
     open_ = live & (jnp.asarray(space.cardinalities)[:, None] > 1)
     wanted = jnp.array([0, 1, 1, 2, 2])[kind]
-    among = open_ & (level[:, None] == wanted)
+    among = open_ & (level[:, None] == wanted[None])
     returning = among & (picks != INHERIT)
-    among = jnp.where((kind == 4) & returning.any(0), returning, among)
+    among = jnp.where(((kind == 4) & returning.any(0))[None], returning, among)
     # a gene drawn uniformly from those of the kind; none if there are none
     place = of_gene * among.sum(0)
-    gene = jnp.argmax(jnp.cumsum(among, axis=0) > place, axis=0)
+    gene = jnp.argmax(jnp.cumsum(among, axis=0) > place[None], axis=0)
     limit = jnp.asarray(space.cardinalities)[gene]
     now = jnp.take_along_axis(picks, gene[None], axis=0)[0]
     step = (of_value * (limit - 1)).astype(jnp.int32)
     other = (now + 1 + step) % limit
     value = jnp.where(kind == 4, INHERIT, other)
-    chosen = (jnp.arange(len(picks))[:, None] == gene) & among
-    changed = jnp.where(chosen, value, picks)
-    return jnp.where(kind == 2, _swapped(space, of_axis, picks, gene, changed), changed)
+    chosen = (jnp.arange(len(picks))[:, None] == gene[None]) & among
+    changed = jnp.where(chosen, value[None], picks)
+    swapped = _swapped(space, of_axis, picks, gene, changed)
+    return jnp.where((kind == 2)[None], swapped, changed)
 
 
 def _swapped(
-    space: Space, draw: jax.Array, picks: jax.Array, gene: jax.Array, fallback: jax.Array
+    space: Space,
+    draw: jax.Array,
+    picks: jax.Array,
+    gene: jax.Array,
+    fallback: jax.Array,
 ) -> jax.Array:
     """Roles of the axis of `gene` and another axis swapped; `fallback` if equal."""
     axes = space.num_axes
@@ -121,6 +128,7 @@ def _swapped(
     here = jnp.take_along_axis(picks, gene[None], axis=0)
     there = jnp.take_along_axis(picks, other[None], axis=0)
     rows = jnp.arange(len(picks))[:, None]
-    swapped = jnp.where(rows == gene, there, jnp.where(rows == other, here, picks))
+    swapped = jnp.where(rows == other[None], here, picks)
+    swapped = jnp.where(rows == gene[None], there, swapped)
     is_role = (gene >= space.first_role) & (gene < space.first_override)
-    return jnp.where(is_role & (here != there)[0], swapped, fallback)
+    return jnp.where(is_role[None] & (here != there), swapped, fallback)

@@ -32,8 +32,10 @@ def search_progress(budget: int) -> Iterator[Callable[[int, float], None] | None
 
     def on_progress(evaluations: int, fitness: float) -> None:
         # the first batch holds the compilation, so rates are counted from its end
-        started.append((evaluations, time.monotonic()))
-        (before, start_s), (_, now_s) = started[0], started[-1]
+        now_s = time.monotonic()
+        if not started:
+            started.append((evaluations, now_s))
+        before, start_s = started[0]
         rate = (evaluations - before) / max(now_s - start_s, 1e-9)
         bar.update(
             task,

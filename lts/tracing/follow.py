@@ -151,12 +151,12 @@ def _same_size_dims(eq: Equation) -> Follow:
     changed = tuple(
         i for i, (n, m) in enumerate(zip(shape, out, strict=True)) if n != m
     )
-    changed += tuple(eq.params.get("dimensions", ())) if eq.primitive == "rev" else ()
+    mixed = tuple(eq.params["dimensions"]) if eq.primitive == "rev" else ()
     rest = ((),) * (len(eq.ins) - 1)
     return Follow(
         pairs=(_identity(len(shape), changed), *rest),
-        blocked_in=(changed, *rest),
-        blocked_out=changed,
+        blocked_in=((*changed, *mixed), *rest),
+        blocked_out=(*changed, *mixed),
         computes=eq.primitive == "pad",
     )
 
@@ -178,8 +178,9 @@ def _along_dim(parameter: str) -> Rule:
     def rule(eq: Equation) -> Follow:
         dim = int(eq.params[parameter])
         rank = len(eq.ins[0].shape)
+        changed = (dim,) if eq.ins[0].shape[dim] != eq.outs[0].shape[dim] else ()
         return Follow(
-            pairs=(_identity(rank, (dim,)),) * len(eq.ins),
+            pairs=(_identity(rank, changed),) * len(eq.ins),
             blocked_in=((dim,),) * len(eq.ins),
             blocked_out=(dim,),
         )

@@ -206,8 +206,8 @@ def dim_names(graphs: Mapping[str, OpGraph]) -> dict[str, tuple[str, ...]]:
                         "" if f is None else node.factors[f].name.rstrip("'")
                         for f in leaf.factors
                     ]
-                    before = found.get(leaf.path, ("",) * len(names))
-                    found[leaf.path] = tuple(
-                        old or new for old, new in zip(before, names, strict=True)
+                    both = itertools.zip_longest(
+                        found.get(leaf.path, ()), names, fillvalue=""
                     )
+                    found[leaf.path] = tuple(old or new for old, new in both)
     return found

@@ -1,0 +1,109 @@
+"""What reports read from a plan's data."""
+
+from typing import Any
+
+import pytest
+
+from lts.report import facts
+
+
+def test_ops_that_shard_alike_in_every_phase_share_a_row(
+    served: dict[str, Any],
+) -> None:
+    rows = facts.op_rows(served)
+    assert [row.label for row in rows] == ["embed", "attention: query, out", "last"]
+    both = (("heads", ("x",)), ("batch", ("y",)))
+    assert rows[1].sharded == {"prefill": both, "decode": both}
+
+
+def test_an_op_that_a_phase_lacks_has_no_sharding_there(served: dict[str, Any]) -> None:
+    last = facts.op_rows(served)[-1]
+    assert last.sharded == {"prefill": None, "decode": (("batch", ("y",)),)}
+
+
+def test_values_are_listed_on_demand_and_arguments_never(
+    served: dict[str, Any], plain: dict[str, Any]
+) -> None:
+    labels = [row.label for row in facts.op_rows(served, values=True)]
+    assert labels == ["embed", "attention: query, out", "attention: query:", "last"]
+    assert [row.label for row in facts.op_rows(plain)] == ["mine.py:3 dot_general"]
+
+
+def test_axes_that_shard_one_factor_stand_together(served: dict[str, Any]) -> None:
+    assert facts.sharded(["heads", "heads"], served) == (("heads", ("x", "y")),)
+    assert facts.sharded_text((("heads", ("x", "y")),)) == "[heads@x*y]"
+    assert facts.sharded_text(()) == "[]"
+    assert facts.sharded_text(None) == "-"
+
+
+def test_layers_of_a_list_with_one_spec_share_a_row(served: dict[str, Any]) -> None:
+    rows = {row.path: row for row in facts.argument_rows(served)}
+    query = rows["params/layers/*/query"]
+    assert query.partition_spec == "P(None, ('x', 'y'))"
+    assert query.named == "[hidden, heads@x*y]"
+    assert query.sharded == (("heads", ("x", "y")),)
+    assert query.phases == ("prefill", "decode")
+
+
+def test_layers_of_a_list_whose_specs_differ_keep_their_rows(
+    served: dict[str, Any],
+) -> None:
+    for phase in served["phases"].values():
+        phase["in_specs"][2][1] = [None, "x"]
+    paths = [row.path for row in facts.argument_rows(served)]
+    assert paths[1:3] == ["params/layers/0/query", "params/layers/1/query"]
+
+
+def test_an_argument_whose_spec_differs_by_phase_has_a_row_each(
+    served: dict[str, Any],
+) -> None:
+    rows = [row for row in facts.argument_rows(served) if row.path == "tokens"]
+    assert [(row.phases, row.partition_spec) for row in rows] == [
+        (("prefill",), "P('y')"),
+        (("decode",), "P(None)"),
+    ]
+
+
+def test_time_that_no_part_takes_is_the_hand_over_of_stages(
+    served: dict[str, Any],
+) -> None:
+    decode = facts.time_rows(served, "decode")
+    assert decode[-1].kind == "hand-over"
+    assert decode[-1].time_s == pytest.approx(0.0005)
+    assert [row.share for row in decode] == pytest.approx([0.2, 0.4, 0.2, 0.2])
+    assert {row.kind for row in facts.time_rows(served, "prefill")} == {
+        "op",
+        "value",
+        "reshard",
+    }
+
+
+def test_memory_parts_sum_to_the_peak(
+    served: dict[str, Any], plain: dict[str, Any]
+) -> None:
+    assert facts.memory_parts(served) == {
+        "weights": 40e9,
+        "KV cache": 15e9,
+        "activations": 5e9,
+    }
+    assert facts.memory_parts(plain) == {
+        "arguments and results": 2e6,
+        "activations": 1e6,
+    }
+
+
+def test_degrees_are_told_in_words(served: dict[str, Any]) -> None:
+    words = facts.degree_words(served)
+    assert words == (
+        "2 pipeline stages x 4-way data x 2-way tensor (pp 2, dp 4, tp 2, cp 1)"
+    )
+    served["degrees"] |= {"pp": 1, "dp": 1, "tp": 1}
+    assert facts.degree_words(served) == "one GPU (pp 1, dp 1, tp 1, cp 1)"
+
+
+def test_axes_are_told_by_the_link_that_they_run_on(served: dict[str, Any]) -> None:
+    assert facts.mesh_words(served) == (
+        "x=2 across nodes (InfiniBand-NDR400); y=4 inside a node (NVLink4)"
+    )
+    served["assignment"]["axes"] = []
+    assert facts.mesh_words(served) == "one GPU"
