@@ -1,10 +1,10 @@
 """The attention policy: which value each gene should take, given the elite buffer.
 
-Genes are queries and elites are keys; what attention reads are the elites' own choices,
-so that its result is a distribution over the values of the gene, the *copy*. It is
-mixed with the prior, corrected by a small network that sees features of gene and choice,
-and sampled level by level: degrees, roles, overrides, each given the levels before. All
-inputs are features, so one set of weights serves any program and cluster.
+Genes are queries and elites are keys; what attention reads are the elites' own
+choices, so that its result is a distribution over the values of the gene, the *copy*.
+It is mixed with the prior, corrected by a small network that sees features of gene and
+choice, and sampled level by level: degrees, roles, overrides, each given the levels
+before. All inputs are features, so one set of weights serves any program and cluster.
 """
 
 from typing import NamedTuple
@@ -163,11 +163,11 @@ def log_policy(
         features.levels,
         reading,
     )
-    return jax.nn.log_softmax(logits)
+    return jax.nn.log_softmax(jnp.asarray(logits))
 
 
 def log_prior(levels: np.ndarray, allowed: jax.Array) -> jax.Array:
-    """Log of the prior over allowed values `[candidates, genes, choices]`; else `MASKED`."""
+    """Log of the prior `[candidates, genes, choices]`; `MASKED` where not allowed."""
     count = allowed.sum(-1, keepdims=True)
     inherits = (np.arange(allowed.shape[-1]) == 0)[None, None]
     others = jnp.log((1 - INHERIT_SHARE) / jnp.maximum(count - 1, 1))

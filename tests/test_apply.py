@@ -4,37 +4,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec
 
 import lts
+from lts.applied import AppliedStep
 from lts.apply import without_unit_axes
-from lts.models import DenseModel, read_config
+from lts.models import DenseModel
 from lts.prepare import prepare_problem
 from lts.problem import zoo_problem
+from tests.tiny import (
+    BATCH,
+    CLUSTER,
+    CONFIGS,
+    PROMPT,
+    STEPS,
+    WORKLOAD,
+    model_of,
+    priced,
+)
 
-BATCH, PROMPT, STEPS = 16, 16, 4
 # float32 sums in another order; the issue asks for 1e-4 of the largest logit.
 TOLERANCE = 1e-4
-BASE = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 16,
-    "num_hidden_layers": 2,
-    "vocab_size": 256,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 1e4,
-    "max_position_embeddings": 128,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-    "torch_dtype": "float32",
-}
-CONFIGS = {
-    "dense": BASE,
-    "tied": {**BASE, "tie_word_embeddings": True},
-    "two KV heads": {**BASE, "num_key_value_heads": 2},
-}
 LAYOUTS = (
     {"tp": 8},
     {"dp": 8},
@@ -42,13 +32,6 @@ LAYOUTS = (
     {"dp": 2, "cp": 2, "tp": 2},
     {"pp": 2, "dp": 2, "tp": 2},
 )
-WORKLOAD = lts.Workload(PROMPT, 8, concurrency=BATCH)
-
-
-def model_of(name: str, layers: str = "scan") -> DenseModel:
-    return DenseModel(config=read_config(CONFIGS[name], name), layers=layers)
-
-
 def prompt() -> jax.Array:
     return jnp.arange(BATCH * PROMPT, dtype=jnp.int32).reshape(BATCH, PROMPT) * 7 % 256
 
@@ -93,10 +76,8 @@ def run(plan: lts.Plan, model: DenseModel, params) -> list[np.ndarray]:
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_outputs_of_a_layout_by_hand_are_the_unsharded_ones(name, layout, unsharded):
-    cluster, (params, expected) = lts.Cluster.parse("h100:1x8"), unsharded[name]
-    plan = lts.price(
-        model_of(name), cluster=cluster, workload=WORKLOAD, degrees=layout
-    )
+    params, expected = unsharded[name]
+    plan = priced(name, **layout)
     for degree in ("pp", "dp", "tp", "cp"):
         assert plan.degrees[degree] == layout.get(degree, 1)
     found = run(plan, model_of(name), params)
@@ -107,7 +88,7 @@ def test_outputs_of_a_searched_plan_are_the_unsharded_ones(unsharded):
     params, expected = unsharded["tied"]
     plan = lts.search(
         model_of("tied"),
-        cluster=lts.Cluster.parse("h100:1x8"),
+        cluster=CLUSTER,
         workload=WORKLOAD,
         method="random",
         budget=256,
@@ -121,10 +102,9 @@ def test_outputs_of_a_searched_plan_are_the_unsharded_ones(unsharded):
 def test_outputs_of_any_candidate_are_the_unsharded_ones(seed, unsharded):
     """Random roles and overrides, good or bad, are only ever a matter of speed."""
     model, (params, expected) = model_of("two KV heads"), unsharded["two KV heads"]
-    cluster = lts.Cluster.parse("h100:1x8")
-    good = lts.price(model, cluster=cluster, workload=WORKLOAD, degrees={"tp": 8})
+    good = priced("two KV heads", tp=8)
     problem = zoo_problem(model, WORKLOAD)
-    space = prepare_problem(problem, WORKLOAD, cluster).space
+    space = prepare_problem(problem, WORKLOAD, CLUSTER).space
     rng = np.random.default_rng(seed)
     picks = rng.integers(space.cardinalities)
     overridden = rng.random(space.num_genes) < 0.1
@@ -135,7 +115,7 @@ def test_outputs_of_any_candidate_are_the_unsharded_ones(seed, unsharded):
     found = []
     for phase in ("prefill", "decode"):
         from_good = good.phase(phase)
-        step = lts.applied.AppliedStep(
+        step = AppliedStep(
             function=getattr(model, phase),
             assignment=assignment,
             phase=phase,
@@ -152,10 +132,7 @@ def test_outputs_of_any_candidate_are_the_unsharded_ones(seed, unsharded):
 
 def test_unrolled_layers_follow_the_plan_of_the_scanned_form(unsharded):
     params, expected = unsharded["dense"]
-    cluster = lts.Cluster.parse("h100:1x8")
-    plan = lts.price(
-        model_of("dense"), cluster=cluster, workload=WORKLOAD, degrees={"tp": 4}
-    )
+    plan = priced("dense", tp=4)
     model = model_of("dense", "unrolled")
     layers = [jax.tree.map(lambda x, i=i: x[i], params["layers"]) for i in range(2)]
     cache = model.init_cache(BATCH, PROMPT + 8)
@@ -171,8 +148,7 @@ def test_unrolled_layers_follow_the_plan_of_the_scanned_form(unsharded):
 def test_cache_is_donated_and_keeps_its_spec(unsharded):
     params, _ = unsharded["dense"]
     model = model_of("dense")
-    cluster = lts.Cluster.parse("h100:1x8")
-    plan = lts.price(model, cluster=cluster, workload=WORKLOAD, degrees={"tp": 8})
+    plan = priced("dense", tp=8)
     decode = plan.apply(model.decode)
     tokens = np.zeros(BATCH, np.int32)
     cache = model.init_cache(BATCH, PROMPT + 8)
@@ -210,7 +186,7 @@ def test_outputs_of_a_function_with_keywords_are_the_unsharded_ones(seed):
         function,
         args,
         kwargs,
-        cluster=lts.Cluster.parse("h100:1x8"),
+        cluster=CLUSTER,
         method="random",
         budget=1 + seed,  # different plans: the best of few
         seed=seed,
@@ -228,7 +204,7 @@ def test_plans_of_one_function_differ_by_seed():
         lts.search(
             lambda x, weights: mlp(x, weights, scale=1.0),
             args,
-            cluster=lts.Cluster.parse("h100:1x8"),
+            cluster=CLUSTER,
             method="random",
             budget=1,
             seed=seed,
@@ -241,8 +217,8 @@ def test_plans_of_one_function_differ_by_seed():
 def test_a_size_that_the_plan_does_not_divide_is_refused_by_name():
     function = jnp.matmul
     args = (jnp.ones((8, 16)), jnp.ones((16, 8)))
-    cluster = lts.Cluster.parse("h100:1x8")
-    specs = {"a": jax.P("x", None)}
-    plan = lts.price(function, args, cluster=cluster, specs=specs)
+    plan = lts.price(
+        function, args, cluster=CLUSTER, specs={"a": PartitionSpec("x", None)}
+    )
     with pytest.raises(ValueError, match=r"'a' of shape \(7, 16\): dim 0 \(size 7\)"):
         plan.apply(function)(jnp.ones((7, 16)), jnp.ones((16, 8)))

@@ -98,13 +98,24 @@ def test_show_prints_all_of_a_saved_plan(
         assert part["name"] in out
 
 
-def test_price_takes_degrees(config: str, capsys: pytest.CaptureFixture[str]) -> None:
-    args = ["price", config, *CLUSTER, *LOAD, "--tp", "2", "--weight-dtype", "fp8"]
-    assert main([*args, "--json"]) == 0
+def test_priced_plan_of_prefill_alone_can_be_verified(
+    config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tmp_path / "plan.json")
+    prompts = ["--input-len", "64", "--output-len", "0", "--weight-dtype", "fp32"]
+    args = ["price", config, *CLUSTER, *prompts, "--tp", "2", "--out", path, "--json"]
+    assert main(args) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["degrees"]["tp"] == 2
     assert data["search"]["method"] == "price"
-    assert data["model"]["weight_dtype"] == "float8_e4m3fn"
+    assert data["model"]["weight_dtype"] == "float32"
+    assert main(["verify", path, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert_documented(found, "Verification")
+    (report,) = found["phases"]
+    assert report["phase"] == "prefill"
+    assert report["argument_bytes"] == report["predicted_argument_bytes"]
+    assert {"all_reduce"} <= {row["kind"] for row in report["rows"]}
 
 
 @pytest.mark.parametrize(
@@ -119,17 +130,6 @@ def test_price_takes_degrees(config: str, capsys: pytest.CaptureFixture[str]) ->
 )
 def test_dtypes_have_short_forms(short: str, name: str) -> None:
     assert lts.cli._dtype(short) == name
-
-
-def test_verify_lists_phases_and_differences(
-    saved: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["verify", str(saved), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [report["phase"] for report in found["phases"]] == ["prefill", "decode"]
-    assert_documented(found, "Verification")
-    for report in found["phases"]:
-        assert report["argument_bytes"] == report["predicted_argument_bytes"]
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_no_feasible_plan_exits_with_one_and_says_what_would_do() -> None:
 def test_limits_that_cannot_be_kept_exit_with_one(
     config: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    args = ["search", config, *CLUSTER, *LOAD, *QUICK, "--ttft-ms", "0.0001"]
+    args = ["price", config, *CLUSTER, *LOAD, "--tp", "2", "--ttft-ms", "0.0001"]
     line = fails(capsys, 1, *args)
     assert line.startswith("lts: no feasible plan on h100:1x2")
     assert "--ttft-ms" in line

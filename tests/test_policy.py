@@ -19,7 +19,7 @@ from lts.policy import (
     log_probability,
     sample,
 )
-from tests.methods.conftest import plain_evaluator
+from tests.methods.problems import plain_evaluator, small_decoder
 
 POLICY = ElitePolicy()
 CAPACITY = 4
@@ -38,7 +38,7 @@ def features() -> GeneFeatures:
 
 @pytest.fixture(scope="module")
 def params(features):
-    return init_policy(features, POLICY, jax.random.key(1))
+    return jax.jit(lambda key: init_policy(features, POLICY, key))(jax.random.key(1))
 
 
 def reading(count: int, elites: Elites) -> Reading:
@@ -49,18 +49,30 @@ def reading(count: int, elites: Elites) -> Reading:
     )
 
 
-def draw(features, params, elites, count=64):
-    return jax.jit(
-        lambda key: sample(
-            features, POLICY, params, key, elites, reading(count, elites)
-        )
-    )(jax.random.key(2))
+@pytest.fixture(scope="module")
+def empty(features) -> Elites:
+    return empty_elites(features.space.num_genes, CAPACITY)
 
 
 @pytest.fixture(scope="module")
-def drawn(features, params):
-    empty = empty_elites(features.space.num_genes, CAPACITY)
-    return jax.tree.map(np.asarray, draw(features, params, empty))
+def drawn(features, params, empty):
+    """64 draws and their log probabilities; the tests read a few of them."""
+    found = jax.jit(
+        lambda key: sample(features, POLICY, params, key, empty, reading(64, empty))
+    )(jax.random.key(2))
+    return jax.tree.map(np.asarray, found)
+
+
+@pytest.fixture(scope="module")
+def chances(features, params):
+    """Probabilities and allowed values of three candidates, as one compiled function."""
+
+    @jax.jit
+    def found(picks, elites, how):
+        logits = log_policy(features, POLICY, params, picks, elites, how)
+        return jnp.exp(logits), features.allowed(picks, features.meanings(picks))
+
+    return lambda *args: [np.asarray(x) for x in found(*args)]
 
 
 def test_axes_that_divide_nothing_are_left_alone(features, drawn):
@@ -77,7 +89,7 @@ def test_axes_that_divide_nothing_are_left_alone(features, drawn):
 
 def test_draws_are_canonical_and_decode_differently(features, drawn):
     picks, _ = drawn
-    np.testing.assert_array_equal(features.canonical(jnp.asarray(picks)), picks)
+    np.testing.assert_array_equal(jax.jit(features.canonical)(picks), picks)
     distinct = np.unique(picks, axis=1)
     plans = {
         (int(p[0]), *features.space.choices(p).tolist(), *p[1:4].tolist())
@@ -91,73 +103,67 @@ def test_canonical_candidates_have_the_same_effect(features):
     rng = np.random.default_rng(0)
     shape = (space.num_genes, 200)
     picks = (rng.random(shape) * space.cardinalities[:, None]).astype(np.int32)
-    canonical = np.asarray(features.canonical(jnp.asarray(picks)))
+    canonical = np.asarray(jax.jit(features.canonical)(picks))
     assert (canonical != picks).any()
     for before, after in zip(picks.T, canonical.T, strict=True):
         np.testing.assert_array_equal(space.choices(before), space.choices(after))
 
 
-def test_log_probability_is_that_of_the_draw(features, params, drawn):
+def test_log_probability_is_that_of_the_draw(features, params, empty, drawn):
     picks, log_probs = drawn
-    empty = empty_elites(features.space.num_genes, CAPACITY)
-    again, entropy = log_probability(
-        features, POLICY, params, jnp.asarray(picks), empty, reading(64, empty)
-    )
+    again, entropy = jax.jit(
+        lambda picks: log_probability(
+            features, POLICY, params, picks, empty, reading(64, empty)
+        )
+    )(picks)
     np.testing.assert_allclose(again, log_probs, atol=1e-5)
     assert (np.asarray(entropy) >= -1e-6).all()
 
 
-def test_without_elites_an_untrained_policy_is_the_prior(features, params, drawn):
-    picks = jnp.asarray(drawn[0][:, :3])
-    empty = empty_elites(features.space.num_genes, CAPACITY)
-    logits = log_policy(features, POLICY, params, picks, empty, reading(3, empty))
-    allowed = np.asarray(features.allowed(picks, features.meanings(picks)))
-    chance = np.exp(np.asarray(logits))
+def test_without_elites_an_untrained_policy_is_the_prior(
+    features, empty, drawn, chances
+):
+    chance, allowed = chances(drawn[0][:, :3], empty, reading(3, empty))
     assert (chance[~allowed] == 0).all()
     np.testing.assert_allclose(chance.sum(-1), 1.0, atol=1e-5)
     open_ = allowed.sum(-1) > 1
-    override = np.broadcast_to(features.levels == 2, open_.shape)
-    np.testing.assert_allclose(chance[open_ & override][:, 0], INHERIT_SHARE, atol=1e-5)
-    role = open_ & np.broadcast_to(features.levels == 1, open_.shape)
-    counts = allowed[role].sum(-1)
-    np.testing.assert_allclose(chance[role][:, 0], 1 / counts, atol=1e-5)
+    override = open_ & (features.levels == 2)[None]
+    np.testing.assert_allclose(chance[override][:, 0], INHERIT_SHARE, atol=1e-5)
+    role = open_ & (features.levels == 1)[None]
+    np.testing.assert_allclose(chance[role][:, 0], 1 / allowed[role].sum(-1), atol=1e-5)
 
 
-def test_an_untrained_policy_copies_its_only_elite(features, params, drawn):
+def test_an_untrained_policy_copies_the_elite_that_it_may_see(
+    features, empty, drawn, chances
+):
     space = features.space
-    picks = jnp.asarray(drawn[0][:, :1])
-    assert (picks[1 : space.first_override] > 0).any()
+    picks = drawn[0][:, :3]
     rule = {"num_basin_genes": space.first_override, "quota": 2}
-    one = insert(
-        empty_elites(space.num_genes, CAPACITY), picks, jnp.array([1.0]), **rule
-    )
-    logits = log_policy(features, POLICY, params, picks, one, reading(1, one))
-    allowed = features.allowed(picks, features.meanings(picks))
-    chance = np.exp(np.asarray(logits))[0]
-    role = np.flatnonzero((np.asarray(allowed)[0].sum(-1) > 1) & (features.levels == 1))
-    own = np.asarray(picks)[role, 0]
-    count = np.asarray(allowed)[0, role].sum(-1)
+    one = insert(empty, picks[:, :1], jnp.array([1.0]), **rule)
+    chance, allowed = chances(picks, one, reading(3, one))
+    role = np.flatnonzero((allowed[0].sum(-1) > 1) & (features.levels == 1))
+    assert len(role)
+    own, count = picks[role, 0], allowed[0, role].sum(-1)
     expected = 1 - PRIOR_SHARE + PRIOR_SHARE / count
-    np.testing.assert_allclose(chance[role, own], expected, atol=1e-5)
+    np.testing.assert_allclose(chance[0, role, own], expected, atol=1e-5)
 
-    hidden = reading(1, one)._replace(visible=jnp.zeros((1, CAPACITY), bool))
-    blind = log_policy(features, POLICY, params, picks, one, hidden)
-    np.testing.assert_allclose(
-        np.exp(np.asarray(blind))[0, role, own], 1 / count, atol=1e-5
-    )
+    hidden = reading(3, one)._replace(visible=jnp.zeros((3, CAPACITY), bool))
+    blind, _ = chances(picks, one, hidden)
+    np.testing.assert_allclose(blind[0, role, own], 1 / count, atol=1e-5)
 
 
-def test_pinned_genes_have_one_value(decoder):
+def test_pinned_genes_have_one_value():
+    decoder = small_decoder()
     pin = decoder.space.first_override
     space = dataclasses.replace(decoder.space, pinned=((pin, 2),))
     features = gene_features(dataclasses.replace(decoder.tables, space=space))
     picks = jnp.zeros((space.num_genes, 2), jnp.int32)
-    allowed = features.allowed(picks, features.meanings(picks))
+    allowed = jax.jit(lambda p: features.allowed(p, features.meanings(p)))(picks)
     assert np.flatnonzero(allowed[0, pin]).tolist() == [2]
-    assert np.asarray(features.canonical(picks))[pin].tolist() == [2, 2]
+    assert np.asarray(jax.jit(features.canonical)(picks))[pin].tolist() == [2, 2]
 
 
-def test_features_are_finite_and_bounded(decoder):
-    features = gene_features(decoder.tables)
+def test_features_are_finite_and_bounded():
+    features = gene_features(small_decoder().tables)
     for array in (features.choice, features.decision):
         assert np.isfinite(array).all() and np.abs(array).max() <= 3.0

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lts.cost.features import INHERIT_SHARE
+from lts.cost.features import INHERIT_SHARE, LEVELS
 from lts.space import INHERIT, Space
 
 MOVES = {
@@ -31,7 +31,7 @@ def quick_key(key: jax.Array) -> jax.Array:
     """
     if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         key = jax.random.key_data(key)
-    return jax.random.wrap_key_data(jnp.resize(key, 4), impl="unsafe_rbg")
+    return jax.random.wrap_key_data(jnp.resize(key, (4,)), impl="unsafe_rbg")
 
 
 def sample_prior(space: Space, key: jax.Array, count: int) -> jax.Array:
@@ -88,9 +88,7 @@ def move(space: Space, uniforms: jax.Array, picks: jax.Array) -> jax.Array:
     of_kind, of_gene, of_value, of_axis = uniforms
     ends = np.cumsum([*MOVES.values()])
     kind = (of_kind[:, None] >= jnp.asarray(ends[None, :-1], jnp.float32)).sum(1)
-    level = np.array(
-        ["degrees role override".split().index(g.kind) for g in space.genes]
-    )
+    level = np.array([LEVELS.index(g.kind) for g in space.genes])
     live = live_genes(space, picks[0])
     open_ = live & (jnp.asarray(space.cardinalities)[:, None] > 1)
     wanted = jnp.array([0, 1, 1, 2, 2])[kind]

@@ -41,8 +41,8 @@ _STYLE = """
 .lts-plan .lts-rows>div{overflow-wrap:anywhere}
 .lts-plan .lts-column{font-size:12px;opacity:.72}
 .lts-plan .lts-chip{display:inline-block;border-radius:5px;padding:0 0 0 7px;
- margin:1px 4px 1px 0;background:rgba(128,128,128,.18);font-size:13px;
- overflow:hidden;white-space:nowrap}
+ margin:1px 4px 1px 0;vertical-align:middle;
+ background:rgba(128,128,128,.18);font-size:13px;overflow:hidden;white-space:nowrap}
 .lts-plan .lts-axis{display:inline-block;color:#fff;padding:0 7px;font-weight:600}
 .lts-plan .lts-chip .lts-axis:first-of-type{margin-left:7px}
 .lts-plan .lts-legend{display:flex;flex-wrap:wrap;gap:4px 16px;margin:6px 0}
@@ -53,7 +53,7 @@ _STYLE = """
  margin:3px 0 8px}
 .lts-plan .lts-bar>span{color:#fff;font-size:12px;line-height:26px;
  text-align:center;overflow:hidden;white-space:nowrap;text-overflow:ellipsis;
- box-shadow:inset -1px 0 rgba(255,255,255,.55);min-width:0}
+ box-shadow:inset -1px 0 rgba(255,255,255,.4);min-width:0}
 .lts-plan .lts-bar>span.lts-named{padding:0 6px}
 .lts-plan svg{max-width:100%;height:auto;display:block}
 .lts-plan code{font:12.5px ui-monospace,monospace;color:inherit;background:none;

@@ -13,7 +13,7 @@ STAGE_COLOUR = "#808080"
 
 _CELL, _GAP, _STRIPE, _MARGIN, _LABEL = 62, 6, 9, 10, 18
 _CELLS_PER_ROW = 8
-_MAX_CELLS = 64
+_MAX_CELLS = 32
 
 
 def axis_colour(number: int) -> str:

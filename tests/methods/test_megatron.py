@@ -7,7 +7,7 @@ import pytest
 
 from lts.hardware import Cluster
 from lts.methods.megatron import megatron_picks
-from tests.methods.conftest import plain_evaluator
+from tests.methods.problems import plain_evaluator
 
 
 def roles_by_link(assignment, group: str) -> dict[str, set[str | None]]:

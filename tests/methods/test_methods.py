@@ -1,4 +1,4 @@
-"""Every method of the dict: reproducible, legal, honest counts, never above the best."""
+"""Every method of the dict: reproducible, legal, honestly counted, never too good."""
 
 import jax
 import jax.numpy as jnp

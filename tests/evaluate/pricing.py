@@ -1,0 +1,275 @@
+"""A slow, plain-Python price of one candidate, to hold the table evaluator against.
+
+Written from the graph, the cluster and `collective_cost` alone: no tables, no codes, no
+vectors. It reads an `Assignment` by names.
+"""
+
+import math
+from dataclasses import dataclass
+
+from lts.assignment import Assignment
+from lts.cost.collective import collective_cost
+from lts.cost.tables import CostTables
+from lts.graph import Array, Edge, Node, NodeKind, OpGraph
+from lts.hardware import Cluster
+from lts.tracing.labels import hub_value
+from lts.workload import Workload
+
+IMPOSSIBLE = math.inf
+
+
+@dataclass(frozen=True, kw_only=True)
+class Price:
+    """What a candidate reaches at its best batch; objective None if infeasible."""
+
+    objective: float | None
+    ttft_s: float | None
+    tpot_s: float | None
+    step_time_s: float | None
+    peak_bytes: float | None
+    concurrency: int | None
+
+
+class Pricer:
+    """Prices of one assignment."""
+
+    def __init__(self, tables: CostTables, assignment: Assignment, traced_batch: int):
+        self.tables = tables
+        self.cluster: Cluster = tables.cluster
+        self.assignment = assignment
+        self.axes = assignment.degrees.axes
+        self.traced_batch = traced_batch
+
+    def state(self, phase: str, node: Node, axis: int) -> int | None:
+        """Factor that an axis shards, or None."""
+        name = self.assignment.states[phase][node.name][axis]
+        names = [factor.name for factor in node.factors]
+        return None if name is None else names.index(name)
+
+    def ways(self, phase: str, node: Node, factor: int) -> int:
+        """Shards of a factor."""
+        return math.prod(
+            axis.size
+            for i, axis in enumerate(self.axes)
+            if self.state(phase, node, i) == factor
+        )
+
+    def local(self, phase: str, node: Node, array: Array, factors, batch: int) -> float:
+        """Bytes of one device's part of an array."""
+        nbytes = float(array.nbytes)
+        if array.batch_power:
+            nbytes *= batch / self.traced_batch
+        for factor in factors:
+            if factor is not None:
+                nbytes /= self.ways(phase, node, factor)
+        return nbytes
+
+    def collective(self, kind: str, axes: list[int], nbytes: float) -> float:
+        """Seconds of a collective over some axes."""
+        inside = math.prod(self.axes[i].size for i in axes if self.axes[i].inside)
+        across = math.prod(self.axes[i].size for i in axes if not self.axes[i].inside)
+        if inside * across == 1:
+            return 0.0
+        fixed, slope = collective_cost(kind, inside, across, self.cluster)
+        return float(fixed) + float(slope) * nbytes
+
+    def node_time(self, phase: str, node: Node, batch: int) -> float:
+        """Seconds of a node."""
+        chip = self.cluster.chip
+        bandwidth = chip.hbm_bandwidth_bytes_per_s * chip.hbm_efficiency
+        for i, factor in enumerate(node.factors):
+            if factor.batched:
+                per_shard = batch * factor.units / self.traced_batch
+                ways = self.ways(phase, node, i)
+                if ways > 1 and per_shard % ways:
+                    return IMPOSSIBLE
+        total = 0.0
+        if node.is_op:
+            arrays = [*node.operands, *node.results]
+            moved = sum(
+                self.local(phase, node, o.array, o.factors, batch)
+                for o in arrays
+                if o.streamed
+            )
+            flops = node.flops
+            if any(o.array.batch_power for o in arrays):
+                flops *= batch / self.traced_batch
+            for i in range(len(node.factors)):
+                flops /= self.ways(phase, node, i)
+            math_s = 0.0
+            if flops:
+                math_s = flops / (chip.peak(node.dtype) * chip.matmul_efficiency)
+            total += (max(math_s, moved / bandwidth) + chip.op_launch_s) * node.trips
+        for kernel in node.kernels:
+            moved = sum(self.local(phase, node, *pair, batch) for pair in kernel.arrays)
+            total += (moved / bandwidth + chip.op_launch_s) * kernel.trips
+        for reduction in node.reductions:
+            axes = [
+                i
+                for i in range(len(self.axes))
+                if self.state(phase, node, i) in reduction.reduced
+            ]
+            args = node, reduction.array, reduction.factors, batch
+            total += reduction.trips * self.collective(
+                "all_reduce", axes, self.local(phase, *args)
+            )
+        return total
+
+    def layout(self, phase: str, graph: OpGraph, edge: Edge, at_source: bool):
+        """Per axis: the dim of the array that it shards, "partial" or None."""
+        node = graph.nodes[edge.source if at_source else edge.target]
+        factors = edge.source_factors if at_source else edge.target_factors
+        found = []
+        for axis in range(len(self.axes)):
+            factor = self.state(phase, node, axis)
+            if factor is None or self.axes[axis].size == 1:
+                found.append(None)
+            elif factor in factors:
+                found.append(factors.index(factor))
+            else:
+                summed = at_source and node.factors[factor].reduction
+                found.append("partial" if summed else None)
+        return found
+
+    def edge_time(self, source: list, target: list, edge: Edge, batch: int) -> float:
+        """Seconds of a reshard, step by step."""
+        nbytes = float(edge.array.nbytes)
+        if edge.array.batch_power:
+            nbytes *= batch / self.traced_batch
+        pairs = list(zip(source, target, strict=True))
+        for axis, (a, b) in enumerate(pairs):
+            if isinstance(a, int) or (a is None and b is not None):
+                nbytes /= self.axes[axis].size  # held, or sliced for nothing
+        total = 0.0
+        kinds = {
+            "reduce_scatter": lambda a, b: a == "partial" and b is not None,
+            "all_reduce": lambda a, b: a == "partial" and b is None,
+            "all_to_all": lambda a, b: (
+                isinstance(a, int) and b is not None and a != b
+            ),
+            "all_gather": lambda a, b: isinstance(a, int) and b is None,
+        }
+        for kind, takes in kinds.items():
+            axes = [i for i, pair in enumerate(pairs) if takes(*pair)]
+            total += self.collective(kind, axes, nbytes)
+            ways = math.prod(self.axes[i].size for i in axes)
+            if kind == "reduce_scatter":
+                nbytes /= ways
+        return total * edge.trips
+
+    def phase(self, phase: str, batch: int) -> tuple[float, float]:
+        """Seconds and bytes of activations of one call."""
+        graph = self.tables.phases[phase].graph
+        total = sum(self.node_time(phase, node, batch) for node in graph.nodes)
+        seen = []
+        for edge in graph.edges:
+            source = self.layout(phase, graph, edge, True)
+            target = self.layout(phase, graph, edge, False)
+            reshard = (edge.source, edge.tensor, target)
+            if source != target and reshard not in seen:
+                seen.append(reshard)
+                total += self.edge_time(source, target, edge, batch)
+        peak = 0.0
+        for op in graph.ops:
+            peak = max(
+                peak,
+                sum(
+                    self.local(phase, op, o.array, o.factors, batch)
+                    for o in (*op.operands, *op.results)
+                    if o.streamed
+                    and not (
+                        o.value >= 0
+                        and graph.nodes[o.value].kind
+                        in (NodeKind.PARAMETER, NodeKind.CACHE)
+                    )
+                ),
+            )
+        hub = hub_value(graph)
+        if hub is not None and hub.array is not None:
+            stream = self.local(phase, hub, hub.array, hub.array_factors, batch)
+            peak += stream
+            degrees = self.assignment.degrees
+            if degrees.stages > 1:
+                near, far = self.cluster.intra, self.cluster.inter
+                link = near if degrees.stages_inside else far
+                hand_over = link.latency_s + link.hop_latency_s
+                hand_over += stream / link.bandwidth_bytes_per_s
+                total += degrees.stages * hand_over
+        return total, peak
+
+    def held(self, kinds: tuple[NodeKind, ...], phase: str) -> dict[str, float]:
+        """Bytes per GPU of all arguments of some kinds, by value, at the traced batch."""
+        graph, found = self.tables.phases[phase].graph, {}
+        for node in graph.values:
+            if node.kind in kinds:
+                found[node.name] = sum(
+                    self.local(phase, node, leaf.array, leaf.factors, self.traced_batch)
+                    for leaf in node.leaves
+                    if not leaf.is_output
+                )
+        return found
+
+    def weights_and_cache(self, phase: str) -> tuple[float, float]:
+        """Bytes per GPU of the weights, and of one sequence's cache."""
+        graph, stages = self.tables.phases[phase].graph, self.assignment.degrees.stages
+        looped, outer = 0.0, []
+        for name, nbytes in self.held((NodeKind.PARAMETER,), phase).items():
+            index = graph.node(name).index
+            trips = [
+                e.trips for e in graph.edges if index in (e.source, e.target)
+            ]
+            if max(trips, default=1) > 1:
+                looped += nbytes
+            else:
+                outer.append(nbytes)
+        cache = sum(self.held((NodeKind.CACHE,), phase).values()) / self.traced_batch
+        weights = looped / stages + (max(outer) if stages > 1 else sum(outer))
+        return weights, cache / stages
+
+    def colocated(self, workload: Workload) -> Price:
+        """The best pair of batches, tried one by one."""
+        degrees = self.tables.space.degrees.index(self.assignment.degrees)
+        stages, usable = self.assignment.degrees.stages, self.cluster.usable_bytes
+        weights, cache = self.weights_and_cache("decode")
+        grids = {p: set(t.batches[degrees].tolist()) for p, t in self.tables.phases.items()}
+        steps = {
+            phase: {batch: self.phase(phase, batch) for batch in grid}
+            for phase, grid in grids.items()
+        }
+        further = workload.output_len - 1
+        best = Price(
+            objective=None,
+            ttft_s=None,
+            tpot_s=None,
+            step_time_s=None,
+            peak_bytes=None,
+            concurrency=None,
+        )
+        for per_stage, (decode_s, decode_peak) in steps["decode"].items():
+            for prompts, (prefill_s, prefill_peak) in steps["prefill"].items():
+                if prompts > per_stage or math.inf in (decode_s, prefill_s):
+                    continue
+                in_flight = per_stage * stages
+                prompt_s = prefill_s / (prompts * stages)
+                ttft_s = prefill_s + decode_s
+                tpot_s = decode_s + (in_flight - 1) / max(further, 1) * prompt_s
+                cycle_s = further * decode_s + in_flight * prompt_s
+                objective = in_flight * workload.output_len / cycle_s
+                objective /= self.cluster.num_gpus
+                peak = weights + cache * in_flight + max(decode_peak, prefill_peak)
+                if (
+                    peak > usable
+                    or ttft_s > (workload.ttft_s or math.inf)
+                    or tpot_s > (workload.tpot_s or math.inf)
+                ):
+                    continue
+                if best.objective is None or objective > best.objective:
+                    best = Price(
+                        objective=objective,
+                        ttft_s=ttft_s,
+                        tpot_s=tpot_s,
+                        step_time_s=decode_s,
+                        peak_bytes=peak,
+                        concurrency=in_flight,
+                    )
+        return best
