@@ -6,29 +6,23 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from lts.apply import matched_states, phase_specs, without_unit_axes
-from lts.assignment import Assignment
-from lts.cost.breakdown import breakdown, memory_parts
-from lts.degrees import by_hand, by_specs, named_degrees
-from lts.evaluate.bound import RELAXED, relaxed_bound, relaxed_outcome
+from lts.build_plan import Context, plan_of, why_infeasible
+from lts.degrees import by_hand, by_specs
 from lts.hardware import Cluster
 from lts.mesh import Degrees, MeshAxis, enumerate_degrees
 from lts.methods import METHODS, run
 from lts.models import DenseModel, load
-from lts.phase import ModelSource, PhasePlan
-from lts.plan import Metrics, Plan
+from lts.phase import ModelSource
+from lts.plan import Plan
 from lts.prepare import (
     NoFeasiblePlanError,
     Prepared,
-    gigabytes,
     prepare_function,
     prepare_problem,
 )
-from lts.problem import STEP, Problem, zoo_problem
-from lts.tracing.labels import dim_names
+from lts.problem import Problem
 from lts.workload import Workload
 
 DEFAULT_METHOD = "learn_to_shard"
@@ -108,14 +102,14 @@ def search(
         on_progress=on_progress,
     )
     if found.violation > 0:
-        raise NoFeasiblePlanError(_why_infeasible(prepared, found.picks))
+        raise NoFeasiblePlanError(why_infeasible(prepared, found.picks))
     provenance = {
         "method": method,
         "seed": seed,
         "budget": budget,
         "evaluations": found.evaluations,
     }
-    return _plan(prepared, found.picks, context, provenance)
+    return plan_of(prepared, found.picks, context, provenance)
 
 
 def price(
@@ -168,25 +162,9 @@ def price(
         picks = by_specs(prepared.space, specs or {})
     outcome = prepared.evaluator.outcome(picks[:, None])
     if float(outcome.violation[0]) > 0:
-        raise NoFeasiblePlanError(_why_infeasible(prepared, picks))
+        raise NoFeasiblePlanError(why_infeasible(prepared, picks))
     provenance = {"method": "price", "seed": 0, "budget": 1, "evaluations": 1}
-    return _plan(prepared, picks, context, provenance)
-
-
-class _Context:
-    """What a plan remembers of its problem."""
-
-    def __init__(
-        self,
-        workload: Workload | None,
-        problem: Problem | None,
-        model: ModelSource | None,
-        call: tuple[Any, Sequence[Any], Mapping[str, Any]] | None,
-    ) -> None:
-        self.workload = workload
-        self.problem = problem
-        self.model = model
-        self.call = call
+    return plan_of(prepared, picks, context, provenance)
 
 
 def _prepare(
@@ -203,7 +181,7 @@ def _prepare(
     kv_dtype: str | None,
     max_stages: int | None,
     on_unknown: str,
-) -> tuple[Prepared, _Context]:
+) -> tuple[Prepared, Context]:
     if serving != "colocated":
         raise ValueError(
             f"serving is {serving!r}; this version plans 'colocated' serving"
@@ -245,7 +223,8 @@ def _prepare(
             degrees=found or _limited(target, workload, cluster, max_stages),
             **options,
         )
-        return prepared, _Context(workload, target, model, None)
+        context = Context(workload=workload, problem=target, model=model)
+        return prepared, context
     if workload is not None:
         raise ValueError(
             "a workload needs a model to serve; wrap functions in lts.Problem, or drop "
@@ -253,7 +232,7 @@ def _prepare(
         )
     call = (target, tuple(args or ()), dict(kwargs or {}))
     prepared = prepare_function(*call, cluster, degrees=found, **options)
-    return prepared, _Context(None, None, None, call)
+    return prepared, Context(call=call)
 
 
 def _limited(
@@ -297,131 +276,3 @@ def _degrees_of(mesh: Mesh, cluster: Cluster) -> Degrees:
             for name in mesh.axis_names
         ),
     )
-
-
-def _plan(
-    prepared: Prepared,
-    picks: np.ndarray,
-    context: _Context,
-    provenance: Mapping[str, Any],
-) -> Plan:
-    evaluator, space = prepared.evaluator, prepared.space
-    outcome = jax.tree.map(
-        lambda x: np.asarray(x)[0], evaluator.outcome(picks[:, None])
-    )
-    assignment = without_unit_axes(space.decode(picks))
-    main, last = outcome.places[0], list(space.graphs)[-1]
-    places = {
-        phase: int(main if phase == last else outcome.places[1])
-        for phase in space.graphs
-    }
-    parts = breakdown(evaluator.tables, picks, places)
-    degrees = int(picks[0])
-    phases = {}
-    for phase in space.graphs:
-        batch = int(evaluator.tables.phases[phase].batches[degrees, places[phase]])
-        seconds = sum(part.time_s for part in parts if part.phase == phase)
-        phases[phase] = _phase_plan(prepared, phase, assignment, batch, seconds, context)
-    memory = memory_parts(evaluator.tables, picks)
-    served = context.workload is not None
-    objective = float(outcome.objective)
-    concurrency = int(outcome.concurrency) if served else None
-    metrics = Metrics(
-        step_time_s=float(outcome.step_time_s),
-        ttft_s=_number(outcome.ttft_s),
-        tpot_s=_number(outcome.tpot_s),
-        tokens_per_s_per_gpu=objective if served else None,
-        concurrency=concurrency,
-        peak_bytes=float(outcome.peak_bytes),
-        weight_bytes=memory["weights"] if served else memory["arguments"],
-        cache_bytes=memory["cache_per_sequence"] * (concurrency or 0),
-        breakdown=parts,
-    )
-    return Plan(
-        cluster=evaluator.tables.cluster,
-        workload=context.workload,
-        assignment=assignment,
-        degrees=named_degrees(space, picks),
-        metrics=metrics,
-        objective=objective,
-        bound=max(objective, relaxed_bound(evaluator.tables, context.workload)),
-        gap_kind=RELAXED,
-        phases=phases,
-        model=context.model,
-        notes=tuple(
-            f"{phase}: {note}"
-            for phase, graph in prepared.graphs.items()
-            for note in graph.notes
-        ),
-        **provenance,
-    )
-
-
-def _number(value: Any) -> float | None:
-    return None if np.isnan(value) else float(value)
-
-
-def _phase_plan(
-    prepared: Prepared,
-    phase: str,
-    assignment: Assignment,
-    batch: int,
-    seconds: float,
-    context: _Context,
-) -> PhasePlan:
-    traced, graph = prepared.traced[phase], prepared.graphs[phase]
-    states = matched_states(graph, assignment.states[phase])
-    specs = phase_specs(traced, graph, states, assignment)
-    problem = context.problem
-    plan = PhasePlan(
-        name=phase,
-        assignment=assignment,
-        batch=batch,
-        step_time_s=seconds,
-        arguments=dict(zip(traced.in_paths, specs.arguments, strict=True)),
-        results=dict(zip(traced.out_paths, specs.results, strict=True)),
-        dims=dim_names({phase: graph}),
-        donated=(problem.cache,) if problem is not None else (),
-        model=context.model,
-    )
-    if problem is not None:
-        return plan.bind(problem.function(phase), problem.args(phase, batch))
-    assert context.call is not None and phase == STEP
-    return plan.bind(*context.call)
-
-
-def _why_infeasible(prepared: Prepared, picks: np.ndarray) -> str:
-    """Which limit binds, and the smallest relaxation."""
-    evaluator = prepared.evaluator
-    workload, cluster = evaluator.workload, evaluator.tables.cluster
-    found = jax.tree.map(lambda x: np.asarray(x)[0], evaluator.outcome(picks[:, None]))
-    misses = []
-    if found.peak_bytes > cluster.usable_bytes:
-        memory = memory_parts(evaluator.tables, picks)
-        cache = memory["cache_per_sequence"] * np.nan_to_num(found.concurrency)
-        terms = {
-            "weights": memory["weights"],
-            "KV cache": cache,
-            "arguments": memory["arguments"],
-        }
-        terms["activations"] = float(found.peak_bytes) - sum(terms.values())
-        largest = max(terms, key=lambda name: terms[name])
-        misses.append(
-            f"memory: {gigabytes(found.peak_bytes)} per GPU, mostly {largest} "
-            f"({gigabytes(terms[largest])}), of {gigabytes(cluster.usable_bytes)} "
-            "usable; add GPUs or shorten the context"
-        )
-    if workload is not None:
-        for name, reached, limit in (
-            ("TTFT", found.ttft_s, workload.ttft_s),
-            ("TPOT", found.tpot_s, workload.tpot_s),
-        ):
-            if limit is not None and reached > limit:
-                misses.append(
-                    f"{name}: {reached * 1e3:.1f} ms against a limit of "
-                    f"{limit * 1e3:g} ms; --{name.lower()}-ms "
-                    f"{math.ceil(reached * 1e3)} would do"
-                )
-    if not misses:
-        misses.append("no batch that the layout divides; try another concurrency")
-    return f"no feasible plan on {cluster}; the nearest misses " + "; and ".join(misses)

@@ -62,9 +62,7 @@ class AppliedStep:
         found = self.prepared(args, kwargs)
         assert isinstance(self.mesh, Mesh)
         leaves, tree = jax.tree.flatten((args, kwargs))
-        placed = jax.tree.unflatten(
-            tree, put(leaves, found.specs.arguments, self.mesh)
-        )
+        placed = jax.tree.unflatten(tree, put(leaves, found.specs.arguments, self.mesh))
         return placed if kwargs else placed[0]
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
@@ -117,17 +115,17 @@ def _hint(path: str, rank: int, dims: Mapping[str, Sequence[str]]) -> Sequence[s
 
 
 def _dtype(leaf: Any) -> Any:
-    return leaf.dtype if hasattr(leaf, "dtype") else jax.dtypes.canonicalize_dtype(
-        np.result_type(leaf)
+    return (
+        leaf.dtype
+        if hasattr(leaf, "dtype")
+        else jax.dtypes.canonicalize_dtype(np.result_type(leaf))
     )
 
 
 def _check_divides(
     specs: PhaseSpecs, traced: Traced, leaves: Sequence[Any], mesh: AnyMesh
 ) -> None:
-    for path, leaf, spec in zip(
-        traced.in_paths, leaves, specs.arguments, strict=True
-    ):
+    for path, leaf, spec in zip(traced.in_paths, leaves, specs.arguments, strict=True):
         for dim, entry in enumerate(spec):
             names = (entry,) if isinstance(entry, str) else entry or ()
             ways = int(np.prod([mesh.shape[name] for name in names], dtype=int))

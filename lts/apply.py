@@ -104,9 +104,7 @@ def phase_specs(
     before: dict[Path, dict[int, PartitionSpec]] = {}
     after: dict[Path, dict[int, tuple[PartitionSpec, ...]]] = {}
     ops = {d.equation.path: i for i, d in enumerate(places.draft.decisions)}
-    crossing = {
-        (c.source.index, c.target.index): c for c in places.draft.crossings
-    }
+    crossing = {(c.source.index, c.target.index): c for c in places.draft.crossings}
     for path, eq in traced.equations.items():
         if path in ops:
             node = graph.nodes[ops[path]]

@@ -70,12 +70,14 @@ def named_degrees(space: Space, picks: np.ndarray) -> dict[str, int]:
     """Degrees of a candidate, by what the main group's ops do with every axis.
 
     An axis counts as what most ops of the group shard with it; one that they all leave
-    alone is a replica and counts as dp.
+    alone is a replica and counts as dp. In a plain function an index that every op has
+    and none sums over counts as the batch.
     """
     degrees = space.degrees[int(picks[0])]
     found = {"pp": degrees.stages, "dp": 1, "tp": 1, "cp": 1}
     group, choices = main_group(space), space.choices(picks)
-    batch, positions = batch_labels(space), sequence_labels(space, group)
+    positions = sequence_labels(space, group)
+    batch = batch_labels(space) or _everywhere(space)
     *_, (phase, graph) = space.graphs.items()
     ops = {(phase, op) for op in graph.groups[group][1]} if graph.groups else set()
     for axis, size in enumerate(a.size for a in degrees.axes):
@@ -90,6 +92,14 @@ def named_degrees(space: Space, picks: np.ndarray) -> dict[str, int]:
                 votes[kind] += 1
         found[max(votes, key=lambda kind: votes[kind])] *= size
     return {**found, "moe_tp": 1, "moe_ep": 1}
+
+
+def _everywhere(space: Space) -> frozenset[int]:
+    """Labels that every op has, and none sums over."""
+    *_, graph = space.graphs.values()
+    kept = [{f.label for f in op.factors if not f.reduction} for op in graph.ops]
+    summed = {f.label for op in graph.ops for f in op.factors if f.reduction}
+    return frozenset(set.intersection(*kept) - summed) if kept else frozenset()
 
 
 def by_hand(space: Space, degrees: Mapping[str, int]) -> np.ndarray:

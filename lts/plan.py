@@ -237,7 +237,7 @@ class Plan:
         """
         try:
             return _plan_from_dict(data)
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"malformed plan: {error} is missing or wrong") from error
 
     def _repr_html_(self) -> str:
@@ -253,7 +253,11 @@ def _metrics_to_dict(metrics: Metrics) -> dict[str, Any]:
         for f in dataclasses.fields(metrics)
         if f.name != "breakdown"
     }
-    return {**fields, "breakdown": [dataclasses.asdict(p) for p in metrics.breakdown]}
+    parts = [
+        {**dataclasses.asdict(p), "states": None if p.states is None else [*p.states]}
+        for p in metrics.breakdown
+    ]
+    return {**fields, "breakdown": parts}
 
 
 def _plan_from_dict(data: Mapping[str, Any]) -> Plan:
@@ -261,7 +265,8 @@ def _plan_from_dict(data: Mapping[str, Any]) -> Plan:
     workload = None if data["workload"] is None else Workload(**data["workload"])
     model = None
     if data["model"] is not None:
-        assert workload is not None
+        if workload is None:
+            raise ValueError("workload of a served model")
         model = ModelSource.from_dict(data["model"], workload)
     metrics = dict(data["metrics"])
     parts = tuple(
@@ -278,6 +283,8 @@ def _plan_from_dict(data: Mapping[str, Any]) -> Plan:
             args = problem.args(name, phases[name].batch)
             phases[name] = phases[name].bind(problem.function(name), args)
     search = data["search"]
+    if not data["bound"] > 0:
+        raise ValueError(f"bound {data['bound']}")
     return Plan(
         cluster=Cluster.from_dict(data["cluster"]),
         workload=workload,

@@ -32,6 +32,8 @@ LAYOUTS = (
     {"dp": 2, "cp": 2, "tp": 2},
     {"pp": 2, "dp": 2, "tp": 2},
 )
+
+
 def prompt() -> jax.Array:
     return jnp.arange(BATCH * PROMPT, dtype=jnp.int32).reshape(BATCH, PROMPT) * 7 % 256
 
@@ -169,8 +171,7 @@ def mlp_args():
     keys = jax.random.split(jax.random.key(0), 4)
     shapes = (64, 128), (128, 256), (256, 128), (128, 64)
     weights = [
-        jax.random.normal(k, s) / s[0] ** 0.5
-        for k, s in zip(keys, shapes, strict=True)
+        jax.random.normal(k, s) / s[0] ** 0.5 for k, s in zip(keys, shapes, strict=True)
     ]
     return (jax.random.normal(keys[0], (32, 64)), weights), {"scale": jnp.full(64, 2.0)}
 

@@ -37,7 +37,9 @@ def test_an_assignment_comes_back_from_json() -> None:
     assert Assignment.from_dict(data) == ASSIGNMENT
 
 
-@pytest.mark.parametrize("field", ["stages", "stages_inside", "axes", "roles", "states"])
+@pytest.mark.parametrize(
+    "field", ["stages", "stages_inside", "axes", "roles", "states"]
+)
 def test_a_missing_field_is_named(field: str) -> None:
     data = ASSIGNMENT.to_dict()
     del data[field]

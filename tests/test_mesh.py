@@ -19,7 +19,9 @@ from lts.mesh import Degrees, MeshAxis, enumerate_degrees, factorisations
         (6, 0, []),
     ],
 )
-def test_factorisations_are_unordered_and_largest_first(number, parts, expected) -> None:
+def test_factorisations_are_unordered_and_largest_first(
+    number, parts, expected
+) -> None:
     assert sorted(factorisations(number, parts)) == expected
 
 

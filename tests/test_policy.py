@@ -65,7 +65,7 @@ def drawn(features, params, empty):
 
 @pytest.fixture(scope="module")
 def chances(features, params):
-    """Probabilities and allowed values of three candidates, as one compiled function."""
+    """A function: probabilities and allowed values of three candidates."""
 
     @jax.jit
     def found(picks, elites, how):

@@ -34,9 +34,7 @@ TINY = DecoderConfig(
 
 @pytest.fixture(scope="module")
 def graphs() -> Mapping[str, OpGraph]:
-    problem = zoo_problem(
-        DenseModel(config=TINY), Workload(input_len=24, output_len=8)
-    )
+    problem = zoo_problem(DenseModel(config=TINY), Workload(input_len=24, output_len=8))
     traced = trace_problem(problem, ("prefill", "decode"), TRACED_BATCH)
     return linked(traced, problem.dim_names)
 
@@ -113,12 +111,15 @@ def test_repair_keeps_what_divides(space) -> None:
         states = space.choice_states(number)
         for d, sizes in enumerate(space.sizes):
             for choice, row in enumerate(states):
-                legal = all(
-                    sizes[row == i + 1].prod() == 1
-                    or factor.batched
-                    or factor.units % sizes[row == i + 1].prod() == 0
-                    for i, factor in enumerate(variable.factors)
-                ) and not (row[sizes == 1] > 0).any()
+                legal = (
+                    all(
+                        sizes[row == i + 1].prod() == 1
+                        or factor.batched
+                        or factor.units % sizes[row == i + 1].prod() == 0
+                        for i, factor in enumerate(variable.factors)
+                    )
+                    and not (row[sizes == 1] > 0).any()
+                )
                 assert (space.repaired[number][d, choice] == choice) == legal
 
 
@@ -142,7 +143,9 @@ def test_phases_share_layouts_of_parameters_and_caches(space, graphs) -> None:
                 assert states["prefill"][node.name] == states["decode"][node.name]
 
 
-def test_shared_variables_have_the_coarsest_units_of_their_phases(space, graphs) -> None:
+def test_shared_variables_have_the_coarsest_units_of_their_phases(
+    space, graphs
+) -> None:
     for variable in space.variables:
         for factor in variable.factors:
             for phase, index in variable.members:
@@ -233,14 +236,24 @@ def leaf_spec(space: Space, picks: np.ndarray, path: str) -> P:
     assignment = space.decode(picks)
     graph = space.graphs["decode"]
     node, leaf = next(
-        (node, leaf) for node in graph.values for leaf in node.leaves if leaf.path == path
+        (node, leaf)
+        for node in graph.values
+        for leaf in node.leaves
+        if leaf.path == path
     )
     numbers = state_numbers(node, assignment.states["decode"][node.name])
     return spec_of(leaf.factors, numbers, assignment.degrees.axes)
 
 
 @pytest.mark.parametrize(
-    "spec", [P(), P(None, "tp"), P(None, None, "tp"), P(None, ("dp", "tp")), P(None, "tp", "dp")]
+    "spec",
+    [
+        P(),
+        P(None, "tp"),
+        P(None, None, "tp"),
+        P(None, ("dp", "tp")),
+        P(None, "tp", "dp"),
+    ],
 )
 def test_pinned_specs_are_honoured_whatever_the_genes_say(meshed, spec) -> None:
     pinned = pin(meshed, {"params/layers/gate": spec})

@@ -43,7 +43,8 @@ def test_every_emitted_collective_is_listed(name, degrees):
             np.prod(sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
             for leaf, sharding in zip(
                 jax.tree.leaves(args),
-                step.prepared(args, {}).step.lower(*jax.tree.leaves(args))
+                step.prepared(args, {})
+                .step.lower(*jax.tree.leaves(args))
                 .compile()
                 .input_shardings[0],
                 strict=True,

@@ -4,17 +4,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lts.cost.tables import CostTables
+from lts.cost.collective import hand_over_cost
+from lts.cost.tables import CostTables, PhaseTables
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """One node or reshard of a plan.
+    """One node, reshard or hand-over of a plan.
 
     Attributes:
       phase: of the program.
       name: of the node, or `source -> target` of a reshard.
-      kind: "op", "value" (elementwise kernels and reductions) or "reshard".
+      kind: "op", "value" (elementwise kernels and reductions), "reshard", or "stages"
+        (the hand-over from one pipeline stage to the next).
       time_s: seconds per step, all trips.
       states: what each mesh axis shards; for a reshard None.
     """
@@ -77,7 +79,25 @@ def breakdown(
                     time_s=float(time_s),
                 )
             )
+        hand_over_s = _hand_over_s(tables, found, d, choices, place)
+        parts.append(
+            Part(phase=phase, name="hand-over", kind="stages", time_s=hand_over_s)
+        )
     return tuple(part for part in parts if part.time_s > 0)
+
+
+def _hand_over_s(
+    tables: CostTables, found: PhaseTables, d: int, choices: np.ndarray, place: int
+) -> float:
+    """Seconds that the residual stream takes from stage to stage, over all stages."""
+    degrees = tables.space.degrees[d]
+    fixed_s, s_per_byte = hand_over_cost(degrees, tables.cluster)
+    nbytes = sum(
+        table[d, choices[variable], place]
+        for table, variable in zip(found.stream_bytes, found.variables, strict=True)
+        if table is not None
+    )
+    return float((fixed_s + s_per_byte * nbytes) * degrees.stages)
 
 
 def memory_parts(tables: CostTables, picks: np.ndarray) -> dict[str, float]:

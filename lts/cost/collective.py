@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lts.hardware import Cluster, Link
+from lts.mesh import Degrees
 
 STEPS = ("reduce_scatter", "all_reduce", "all_to_all", "all_gather")
 
@@ -143,6 +144,17 @@ def collective_cost(
 def _latency_s(members: np.ndarray, link: Link) -> np.ndarray:
     latency = link.latency_s + link.hop_latency_s * np.log2(members)
     return np.where(members > 1, latency, 0.0)
+
+
+def hand_over_cost(degrees: Degrees, cluster: Cluster) -> tuple[float, float]:
+    """Fixed seconds, and seconds per byte, of one stage's hand-over to the next.
+
+    Zero without stages.
+    """
+    if degrees.stages == 1:
+        return 0.0, 0.0
+    link = cluster.intra if degrees.stages_inside else cluster.inter
+    return link.latency_s + link.hop_latency_s, 1.0 / link.bandwidth_bytes_per_s
 
 
 def reshard_cost(

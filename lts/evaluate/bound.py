@@ -6,7 +6,9 @@ over all degrees and batches bounds every candidate of the space. The bound is l
 where communication matters.
 """
 
-import jax.numpy as jnp
+import functools
+
+import jax
 import numpy as np
 
 from lts.cost.serving import (
@@ -30,9 +32,9 @@ def _least_step(found: PhaseTables) -> Step:
         if table is not None:
             peak = np.maximum(peak, table.min(1))
     return Step(
-        time_s=jnp.asarray(time_s, jnp.float32),
-        activation_bytes=jnp.asarray(peak, jnp.float32),
-        batches=jnp.asarray(found.batches),
+        time_s=np.asarray(time_s, np.float32),
+        activation_bytes=np.asarray(peak, np.float32),
+        batches=found.batches.astype(np.int32),
     )
 
 
@@ -42,16 +44,17 @@ def relaxed_outcome(tables: CostTables, workload: Workload | None) -> Outcome:
     def least(found, combine=sum):
         tables_ = [table.min(1) for table in found.values()]
         width = len(tables.space.degrees)
-        return jnp.asarray(combine(tables_) if tables_ else np.zeros(width))
+        return np.asarray(combine(tables_) if tables_ else np.zeros(width), np.float32)
 
     steps = {phase: _least_step(found) for phase, found in tables.phases.items()}
     usable = float(tables.cluster.usable_bytes)
     if workload is None:
         (step,) = steps.values()
         held = least(tables.held_bytes) + least(tables.looped_bytes)
-        return plain_outcome(step, held + least(tables.outer_bytes), usable)
-    stages = jnp.asarray([d.stages for d in tables.space.degrees])
-    outer = jnp.where(
+        held = held + least(tables.outer_bytes)
+        return jax.jit(plain_outcome)(step, held, usable)
+    stages = np.asarray([d.stages for d in tables.space.degrees], np.int32)
+    outer = np.where(
         stages > 1,
         least(tables.outer_bytes, lambda rows: np.max(rows, 0)),
         least(tables.outer_bytes),
@@ -60,18 +63,21 @@ def relaxed_outcome(tables: CostTables, workload: Workload | None) -> Outcome:
         least(tables.looped_bytes) / stages + outer,
         least(tables.cache_bytes) / stages,
         stages,
-        workload,
     )
-    num_gpus = tables.cluster.num_gpus
+    limits = {
+        "workload": workload,
+        "num_gpus": tables.cluster.num_gpus,
+        "usable_bytes": usable,
+    }
     if workload.prefill_only:
-        return prefill_outcome(steps["prefill"], *common, num_gpus, usable)
-    return colocated_outcome(
-        steps["decode"], steps["prefill"], *common, num_gpus, usable
-    )
+        priced = jax.jit(functools.partial(prefill_outcome, **limits))
+        return priced(steps["prefill"], *common)
+    priced = jax.jit(functools.partial(colocated_outcome, **limits))
+    return priced(steps["decode"], steps["prefill"], *common)
 
 
 def relaxed_bound(tables: CostTables, workload: Workload | None) -> float:
     """Bound on the objective of every candidate; -inf if none can be feasible."""
     found = relaxed_outcome(tables, workload)
-    objective = jnp.where(found.violation <= 0, found.objective, -jnp.inf)
-    return float(objective.max())
+    feasible = np.asarray(found.violation) <= 0
+    return float(np.where(feasible, np.asarray(found.objective), -np.inf).max())

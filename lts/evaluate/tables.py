@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lts.cost.collective import hand_over_cost
 from lts.cost.serving import (
     Outcome,
     Step,
@@ -27,8 +28,9 @@ from lts.hardware import Cluster
 from lts.space import INHERIT, Space
 from lts.workload import Workload
 
-CHUNK = 1024
-"""Candidates priced at once: bounds the memory of the gathers."""
+CHUNKS = (64, 1024)
+"""Candidates priced at once: two shapes, so at most two compiles; the larger bounds the
+memory of the gathers."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -59,17 +61,7 @@ class TableEvaluator:
             cluster=self.tables.cluster,
         )
 
-        def chunked(arrays: dict[str, Any], picks: jax.Array) -> Outcome:
-            genes, count = picks.shape
-            if count <= CHUNK:
-                return price(arrays, picks)
-            chunks = -(-count // CHUNK)
-            picks = jnp.pad(picks, ((0, 0), (0, chunks * CHUNK - count)))
-            parts = picks.reshape(genes, chunks, CHUNK).swapaxes(0, 1)
-            found = jax.lax.map(functools.partial(price, arrays), parts)
-            return jax.tree.map(lambda x: x.reshape(-1)[:count], found)
-
-        return jax.jit(chunked)
+        return jax.jit(price)
 
     def outcome(self, picks: jax.Array) -> Outcome:
         """Metrics of candidates at their best batch.
@@ -80,7 +72,14 @@ class TableEvaluator:
         picks = jnp.asarray(picks, jnp.int32)
         for gene, value in self.space.pinned:
             picks = picks.at[gene].set(value)
-        return self._outcome(self._arrays, picks)
+        count = picks.shape[1]
+        size = next((size for size in CHUNKS if count <= size), CHUNKS[-1])
+        picks = jnp.pad(picks, ((0, 0), (0, -count % size)))
+        parts = [
+            self._outcome(self._arrays, picks[:, start : start + size])
+            for start in range(0, picks.shape[1], size)
+        ]
+        return jax.tree.map(lambda *found: jnp.concatenate(found)[:count], *parts)
 
     def evaluate(self, picks: jax.Array) -> Scores:
         """Objective and violation of candidates; counts one evaluation each."""
@@ -226,19 +225,11 @@ def _flat_arrays(tables: CostTables) -> dict[str, Any]:
         for table in found.values():
             flat.add(table.ravel())
         arrays[kind] = flat.array()
-    degrees, cluster = tables.space.degrees, tables.cluster
-    links = [cluster.intra if d.stages_inside else cluster.inter for d in degrees]
-    piped = [d.stages > 1 for d in degrees]
+    degrees = tables.space.degrees
+    hand_over = [hand_over_cost(d, tables.cluster) for d in degrees]
+    fixed_s, s_per_byte = np.array(hand_over, np.float32).T
     arrays["stages"] = np.array([d.stages for d in degrees], np.int32)
-    arrays["hand_over_s"] = np.array(
-        [
-            on * (x.latency_s + x.hop_latency_s)
-            for on, x in zip(piped, links, strict=True)
-        ]
-    ).astype(np.float32)
-    arrays["hand_over_s_per_byte"] = np.array(
-        [on / x.bandwidth_bytes_per_s for on, x in zip(piped, links, strict=True)]
-    ).astype(np.float32)
+    arrays["hand_over_s"], arrays["hand_over_s_per_byte"] = fixed_s, s_per_byte
     return arrays
 
 

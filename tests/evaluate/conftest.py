@@ -1,6 +1,7 @@
 """Small problems with their tables, shared by the tests of the evaluators."""
 
 import importlib.util
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -53,8 +54,6 @@ def pricing() -> ModuleType:
     found = importlib.util.spec_from_file_location("lts_test_pricing", path)
     assert found is not None and found.loader is not None
     module = importlib.util.module_from_spec(found)
-    import sys
-
     sys.modules[found.name] = module
     found.loader.exec_module(module)
     return module

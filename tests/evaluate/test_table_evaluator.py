@@ -1,20 +1,28 @@
 """The jitted table evaluator against a slow pricing of the same candidates."""
 
+import dataclasses
 from types import ModuleType
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from lts.cost.breakdown import breakdown, memory_parts
 from lts.cost.serving import LEAST_STEP_S, Outcome
-from lts.evaluate.tables import CHUNK, TableEvaluator
+from lts.cost.tables import build_tables
+from lts.evaluate.tables import CHUNKS, TableEvaluator
 from lts.graph import NodeKind
-from lts.prepare import Prepared
+from lts.hardware import Cluster
+from lts.mesh import Degrees, MeshAxis
+from lts.prepare import Prepared, prepare_function
 from lts.problem import TRACED_BATCH
 
 # float32 sums of about a hundred terms.
 TOLERANCE = 1e-5
+
+
+WIDTH, CHUNK = CHUNKS
 
 
 def outcome_of(prepared: Prepared, picks: np.ndarray) -> Outcome:
@@ -27,7 +35,7 @@ def test_served_models_cost_what_the_slow_pricing_says(
 ) -> None:
     prepared: Prepared = request.getfixturevalue(name)
     tables, workload = prepared.evaluator.tables, prepared.evaluator.workload
-    picks = random_picks(prepared.space, 24)
+    picks = random_picks(prepared.space, 12 if name == "served" else 32)
     found = outcome_of(prepared, picks)
     feasible = 0
     for i in range(picks.shape[1]):
@@ -43,7 +51,7 @@ def test_served_models_cost_what_the_slow_pricing_says(
             for field in ("ttft_s", "tpot_s", "step_time_s", "peak_bytes"):
                 fast = getattr(found, field)[i]
                 assert fast == pytest.approx(getattr(slow, field), rel=TOLERANCE)
-    assert feasible >= 8
+    assert feasible >= 4
 
 
 def test_each_phase_costs_what_the_slow_pricing_says(
@@ -57,7 +65,8 @@ def test_each_phase_costs_what_the_slow_pricing_says(
         degrees = int(picks[0, i])
         for phase, own in tables.phases.items():
             place = own.batches.shape[1] - 1
-            parts = breakdown(tables, picks[:, i], {p: place for p in tables.phases})
+            last = {p: t.batches.shape[1] - 1 for p, t in tables.phases.items()}
+            parts = breakdown(tables, picks[:, i], last)
             batch = int(own.batches[degrees, place])
             total = sum(part.time_s for part in parts if part.phase == phase)
             slow, _ = pricer.phase(phase, batch)
@@ -138,7 +147,7 @@ def test_a_given_concurrency_is_kept(given: Prepared, random_picks) -> None:
     assert (found.concurrency == expected[picks[0]])[feasible].all()
 
 
-def test_candidates_that_no_batch_divides_are_infeasible(given: Prepared) -> None:
+def test_a_batch_over_all_axes_must_divide(given: Prepared) -> None:
     space = given.space
     picks = np.zeros(space.num_genes, np.int32)
     picks[0] = next(i for i, d in enumerate(space.degrees) if d.stages == 1)
@@ -146,10 +155,27 @@ def test_candidates_that_no_batch_divides_are_infeasible(given: Prepared) -> Non
     for group, labels in enumerate(space.role_labels):
         start = space.first_role + group * space.num_axes
         picks[start : start + space.num_axes] = 1 + labels.index(batch)
-    found = outcome_of(given, picks[:, None])
-    assert found.violation[0] == 0  # 24 over 8 GPUs
-    one = given.evaluator.tables.phases["decode"].batches.copy()
-    assert (one == 24 // np.array([[d.stages] for d in space.degrees])).all()
+    for concurrency, feasible in ((24, True), (20, False)):
+        tables = given.evaluator.tables
+        phases = dict(tables.phases)
+        batches = np.full_like(phases["decode"].batches, concurrency)
+        assert given.evaluator.workload is not None
+        workload = dataclasses.replace(
+            given.evaluator.workload, concurrency=concurrency
+        )
+        prepared = given
+        if concurrency != 24:
+            rebuilt = build_tables(
+                space,
+                tables.cluster,
+                {"prefill": phases["prefill"].batches, "decode": batches},
+                TRACED_BATCH,
+                {},
+            )
+            evaluator = TableEvaluator(tables=rebuilt, workload=workload)
+            prepared = dataclasses.replace(given, evaluator=evaluator)
+        found = outcome_of(prepared, picks[:, None])
+        assert (found.violation[0] == 0) == feasible
 
 
 def test_chunks_price_as_one_by_one(function: Prepared, random_picks) -> None:
@@ -159,23 +185,24 @@ def test_chunks_price_as_one_by_one(function: Prepared, random_picks) -> None:
         part = outcome_of(function, picks[:, start : start + 7])
         for field in ("objective", "violation", "peak_bytes"):
             whole = getattr(every, field)[start : start + 7]
-            np.testing.assert_array_equal(whole, getattr(part, field))
+            # The compiler sums in another order for another width.
+            np.testing.assert_allclose(whole, getattr(part, field), rtol=1e-6)
     assert every.objective.shape == (CHUNK + 77,)
 
 
 def test_a_full_chunk_is_priced_too(function: Prepared, random_picks) -> None:
     picks = random_picks(function.space, 2 * CHUNK)
     whole = outcome_of(function, picks)
-    np.testing.assert_array_equal(
-        whole.objective[:CHUNK], outcome_of(function, picks[:, :CHUNK]).objective
-    )
+    half = outcome_of(function, picks[:, :CHUNK])
+    np.testing.assert_allclose(whole.objective[:CHUNK], half.objective, rtol=1e-6)
 
 
 def test_scores_have_no_nan_where_they_count(
     served: Prepared, given: Prepared, function: Prepared, random_picks
 ) -> None:
     for prepared in (served, given, function):
-        scores = prepared.evaluator.evaluate(random_picks(prepared.space, 64, seed=3))
+        picks = random_picks(prepared.space, WIDTH, seed=3)
+        scores = prepared.evaluator.evaluate(picks)
         assert not np.isnan(np.asarray(scores.violation)).any()
         assert not np.isnan(np.asarray(scores.fitness)).any()
         feasible = np.asarray(scores.feasible)
@@ -187,12 +214,10 @@ def test_scores_have_no_nan_where_they_count(
 
 
 def test_pinned_genes_are_priced_as_pinned(function: Prepared, random_picks) -> None:
-    import dataclasses
-
     space = function.space
     pinned = dataclasses.replace(space, pinned=((space.first_override, 1),))
     tables = dataclasses.replace(function.evaluator.tables, space=pinned)
-    picks = random_picks(space, 32)
+    picks = random_picks(space, WIDTH)
     wanted = picks.copy()
     wanted[space.first_override] = 1
     found = TableEvaluator(tables=tables, workload=None).outcome(picks)
@@ -203,12 +228,6 @@ def test_pinned_genes_are_priced_as_pinned(function: Prepared, random_picks) -> 
 
 def test_splitting_an_axis_with_one_role_never_changes_the_price() -> None:
     """Eight GPUs as one axis or as 2 x 2 x 2 in the same role: one price."""
-    import jax.numpy as jnp
-
-    from lts.hardware import Cluster
-    from lts.mesh import Degrees, MeshAxis
-    from lts.prepare import prepare_function
-
     cluster = Cluster.parse("h100:1x8")
     x, w = (jax.ShapeDtypeStruct(s, "bfloat16") for s in ((64, 512), (512, 1024)))
 
@@ -237,11 +256,6 @@ def test_splitting_an_axis_with_one_role_never_changes_the_price() -> None:
 
 
 def test_functions_without_ops_have_a_finite_price() -> None:
-    import jax.numpy as jnp
-
-    from lts.hardware import Cluster
-    from lts.prepare import prepare_function
-
     x = jax.ShapeDtypeStruct((64, 512), "bfloat16")
     cluster = Cluster.parse("h100:1x8")
     chip = cluster.chip

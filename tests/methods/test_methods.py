@@ -14,8 +14,11 @@ BUDGET = 203  # divides no batch of any method
 SEARCHING = sorted(set(METHODS) - {"megatron"})
 
 
+WIDTH = 256
+
+
 class Counting:
-    """An evaluator that notes what it was asked."""
+    """An evaluator that notes what it was asked, and compiles for one shape."""
 
     def __init__(self, evaluator: TableEvaluator) -> None:
         self.evaluator = evaluator
@@ -27,7 +30,18 @@ class Counting:
 
     def evaluate(self, picks: jax.Array) -> Scores:
         self.asked.append(np.asarray(picks))
-        return self.evaluator.evaluate(picks)
+        return scored(self.evaluator, picks)
+
+
+def scored(evaluator: TableEvaluator, picks) -> Scores:
+    """Scores of candidates, always asked for `WIDTH` at a time."""
+    parts = []
+    for start in range(0, picks.shape[1], WIDTH):
+        part = np.asarray(picks)[:, start : start + WIDTH]
+        count = part.shape[1]
+        found = evaluator.evaluate(np.pad(part, ((0, 0), (0, WIDTH - count))))
+        parts.append([x[:count] for x in found])
+    return Scores(*(jnp.concatenate(found) for found in zip(*parts, strict=True)))
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +68,7 @@ def searches(decoder, methods) -> dict[str, tuple[Found, Counting]]:
 
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_a_key_gives_the_same_search_bit_for_bit(name, decoder, methods, searches):
-    again = run(methods[name], decoder, budget=BUDGET, key=jax.random.key(3))
+    again = run(methods[name], Counting(decoder), budget=BUDGET, key=jax.random.key(3))
     first, _ = searches[name]
     np.testing.assert_array_equal(again.picks, first.picks)
     assert again.history == first.history
@@ -63,8 +77,9 @@ def test_a_key_gives_the_same_search_bit_for_bit(name, decoder, methods, searche
 
 @pytest.mark.parametrize("name", SEARCHING)
 def test_another_key_gives_another_search(name, decoder, methods, searches):
-    other = run(methods[name], decoder, budget=BUDGET, key=jax.random.key(4))
-    assert other.fitness != searches[name][0].fitness
+    evaluator = Counting(decoder)
+    run(methods[name], evaluator, budget=BUDGET, key=jax.random.key(4))
+    assert (evaluator.asked[0] != searches[name][1].asked[0]).any()
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
@@ -80,7 +95,7 @@ def test_the_result_is_the_first_best_of_what_was_counted(name, decoder, searche
     found, evaluator = searches[name]
     picks = np.concatenate(evaluator.asked, axis=1)[:, : found.evaluations]
     assert found.evaluations == (1 if name == "megatron" else BUDGET)
-    fitness = np.asarray(decoder.evaluate(picks).fitness)
+    fitness = np.asarray(scored(decoder, picks).fitness)
     assert found.found_at == np.argmax(fitness) + 1
     np.testing.assert_array_equal(found.picks, picks[:, np.argmax(fitness)])
     assert found.fitness == fitness.max()
@@ -89,8 +104,8 @@ def test_the_result_is_the_first_best_of_what_was_counted(name, decoder, searche
 
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_no_method_beats_the_exhaustive_best(name, product, small, every_candidate):
-    best = float(np.asarray(product.evaluate(every_candidate).fitness).max())
-    found = run(small[name], product, budget=800, key=jax.random.key(0))
+    best = float(np.asarray(scored(product, every_candidate).fitness).max())
+    found = run(small[name], Counting(product), budget=800, key=jax.random.key(0))
     assert found.fitness <= best
     if name != "megatron":
         assert found.fitness == best
@@ -98,7 +113,7 @@ def test_no_method_beats_the_exhaustive_best(name, product, small, every_candida
 
 @pytest.mark.parametrize("name", SEARCHING)
 def test_seeds_are_scored_first_and_can_win(name, product, small, every_candidate):
-    fitness = np.asarray(product.evaluate(every_candidate).fitness)
+    fitness = np.asarray(scored(product, every_candidate).fitness)
     order = np.argsort(-fitness, kind="stable")
     best, worst = every_candidate[:, order[0]], every_candidate[:, order[-1]]
     evaluator = Counting(product)
@@ -147,7 +162,14 @@ def test_a_seed_outside_the_space_is_refused(product):
         run(method, product, budget=4, key=jax.random.key(0), seeds=[np.zeros(1)])
 
 
-def test_learning_beats_the_prior_and_compiles_once(decoder, methods, searches):
-    assert searches["learn_to_shard"][0].fitness > searches["random"][0].fitness
+def test_learning_beats_the_prior_and_compiles_once(decoder, methods):
+    def median(name: str) -> float:
+        keys = jax.random.split(jax.random.key(0), 3)
+        found = [
+            run(methods[name], Counting(decoder), budget=600, key=key) for key in keys
+        ]
+        return float(np.median([x.fitness for x in found]))
+
+    assert median("learn_to_shard") > median("random")
     learner = methods["learn_to_shard"]
     assert learner._ask._cache_size() == learner._tell._cache_size() == 1
