@@ -204,9 +204,8 @@ class _Rewriter:
         for piece, inner in inner_jaxprs(equation):
             new, name = self.rewritten(inner, (*path, *piece)), piece[0]
             if len(piece) == 2:  # one of a tuple of jaxprs: the branches of cond
-                items = list(params[name])
-                items[piece[1]] = new
-                new = tuple(items)
+                items = enumerate(params[name])
+                new = tuple(new if i == piece[1] else item for i, item in items)
             params[name] = new
         return equation.primitive.get_bind_params(params)
 

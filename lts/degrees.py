@@ -7,7 +7,8 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from lts.graph import NodeKind
-from lts.space import Space, pin
+from lts.pins import pin
+from lts.space import Space
 
 NAMES = ("pp", "dp", "tp", "cp")
 
@@ -196,7 +197,7 @@ def by_specs(space: Space, specs: Mapping[str, PartitionSpec]) -> np.ndarray:
     no role and follow the op that writes them.
 
     Raises:
-      ValueError: as `lts.space.pin`.
+      ValueError: as `lts.pins.pin`.
     """
     picks = np.zeros(space.num_genes, np.int32)
     for gene, value in pin(space, specs).pinned:

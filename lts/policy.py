@@ -68,7 +68,7 @@ class ElitePolicy(nn.Module):
         key = nn.DenseGeneral(shape, kernel_init=init, use_bias=False, name="key")(
             elites
         )
-        bias = self.param("elite_bias", lambda _: jnp.array(_ELITE_BIAS))
+        bias = self.param("elite_bias", lambda _: jnp.array(_ELITE_BIAS, jnp.float32))
         match = nn.DenseGeneral(
             (self.heads, 2),
             kernel_init=nn.initializers.zeros,
@@ -85,11 +85,8 @@ class ElitePolicy(nn.Module):
         weights = nn.softmax(jnp.where(visible, scores, MASKED)) * visible
         copies = jnp.einsum("bghe,gec->bgch", weights, chosen)
         copies = copies * allowed[..., None]
-        share = nn.sigmoid(
-            self.param(
-                "prior_share", lambda _: jnp.log(PRIOR_SHARE / (1 - PRIOR_SHARE))
-            )
-        )
+        prior_share = nn.initializers.constant(np.log(PRIOR_SHARE / (1 - PRIOR_SHARE)))
+        share = nn.sigmoid(self.param("prior_share", prior_share, ()))
         mixed = (1 - share) * copies.mean(-1) + share * jnp.exp(log_prior)
         base = jnp.log(mixed + 1e-9)
         hidden = nn.Dense(self.hidden, kernel_init=init, name="of_gene")(decision)

@@ -18,6 +18,7 @@ from lts.evaluate.tables import TableEvaluator
 from lts.graph import NodeKind, OpGraph
 from lts.hardware import Cluster
 from lts.mesh import Degrees, enumerate_degrees
+from lts.pins import pin
 from lts.problem import (
     STEP,
     TRACED_BATCH,
@@ -26,7 +27,7 @@ from lts.problem import (
     trace_function,
     trace_problem,
 )
-from lts.space import Space, build_space, pin
+from lts.space import Space, build_space
 from lts.tracing import Traced
 from lts.tracing.labels import hub_value
 from lts.workload import Workload
@@ -129,11 +130,12 @@ def _prepared(
     return Prepared(traced=traced, graphs=graphs, evaluator=evaluator)
 
 
-def _held(graph: OpGraph, kind: NodeKind) -> float:
+def _held(graph: OpGraph, kind: NodeKind, *, looped: bool = False) -> float:
+    """Bytes of all arguments of a kind; `looped`: of those in the layer stack only."""
     return sum(
         leaf.array.nbytes
         for node in graph.values
-        if node.kind is kind
+        if node.kind is kind and (not looped or is_looped(node, graph))
         for leaf in node.leaves
         if not leaf.is_output
     )
@@ -224,7 +226,11 @@ def check_fit(
     amount = weights if weights > usable else total - weights
     where = "" if weights > usable else f" beside {gigabytes(weights)} of weights"
     remedy = f"no cluster of these GPUs up to {MAX_NODES} nodes would do"
+    spread = _held(graph, NodeKind.CACHE) / TRACED_BATCH
+    spread += _held(graph, NodeKind.PARAMETER, looped=True)
     for larger in _larger(cluster):
+        if spread > larger.num_gpus * usable:
+            continue  # not even in equal parts
         other = build_space(graphs, enumerate_degrees(larger, num_layers=layers))
         if needed(other)[1] <= usable:
             remedy = f"the smallest cluster of these GPUs that would do is {larger}"

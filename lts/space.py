@@ -14,53 +14,18 @@ not divide are repaired by dropping outer axes first, so every candidate is lega
 for its batch, which the cost model masks.
 """
 
-import difflib
-import itertools
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from jax.sharding import PartitionSpec
 
 from lts.assignment import Assignment, States
-from lts.graph import NONE, Factor, Node, NodeKind, OpGraph
+from lts.graph import NONE, NodeKind, OpGraph
 from lts.mesh import Degrees
+from lts.variables import Variable, variables_of
 
 INHERIT = 0
-SHARED = (NodeKind.PARAMETER, NodeKind.CACHE)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Variable:
-    """One layout decision: the node it stands for, in each phase that has it.
-
-    Attributes:
-      name: of the node.
-      kind: of the node.
-      factors: what an axis may shard; common to all members.
-      members: (phase, node index).
-      groups: numbers of the groups whose roles it inherits, most important first.
-    """
-
-    name: str
-    kind: NodeKind
-    factors: tuple[Factor, ...]
-    members: tuple[tuple[str, int], ...]
-    groups: tuple[int, ...]
-
-    def states_of(self, label: int) -> int:
-        """State that a role with `label` gives an axis; NONE if it has no such factor.
-
-        Of two factors with one label (query and key positions), rows come before sums.
-        """
-        found = [
-            (factor.reduction, i + 1)
-            for i, factor in enumerate(self.factors)
-            if factor.label == label
-        ]
-        return min(found)[1] if found else NONE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,95 +277,6 @@ class Space:
         return picks
 
 
-def pin(space: Space, specs: Mapping[str, PartitionSpec]) -> Space:
-    """The space with the layout of some arguments given.
-
-    Args:
-      specs: per argument path, its spec over the mesh axes of the space.
-
-    Raises:
-      ValueError: for an unknown path or axis, a dim that cannot be sharded, or ways
-        that do not divide it.
-    """
-    names = [axis.name for axis in space.degrees[0].axes]
-    pinned = dict(space.pinned)
-    for path, spec in specs.items():
-        variable, factors = _leaf_factors(space, path)
-        states = _pinned_states(path, spec, factors, names)
-        own = space.variables[variable]
-        for factor, f in enumerate(own.factors):
-            ways = math.prod(
-                a.size for a in space.degrees[0].axes if states[a.name] == factor + 1
-            )
-            if not f.batched and f.units % ways:
-                raise ValueError(
-                    f"cannot pin {path!r} to {spec}: {ways} ways do not divide dim "
-                    f"{f.name!r} of {f.units}"
-                )
-        start = space.first_override + variable * space.num_axes
-        for axis, name in enumerate(names):
-            if pinned.setdefault(start + axis, states[name] + 1) != states[name] + 1:
-                raise ValueError(
-                    f"cannot pin {path!r} to {spec}: an argument that shares its "
-                    f"layout is pinned to another one along {name!r}"
-                )
-    return replace(space, pinned=tuple(sorted(pinned.items())))
-
-
-def _pinned_states(
-    path: str, spec: PartitionSpec, factors: Sequence[int | None], names: Sequence[str]
-) -> dict[str, int]:
-    """State of every mesh axis that a spec asks for."""
-    states = dict.fromkeys(names, NONE)
-    for dim, entry in enumerate(spec):
-        along = (entry,) if isinstance(entry, str) else tuple(entry or ())
-        why = ""
-        if unknown := [name for name in along if name not in states]:
-            why = f"the mesh has no axis {unknown[0]!r}; it has {', '.join(names)}"
-        elif list(along) != [name for name in names if name in along]:
-            why = f"axes of dim {dim} must stand in mesh order: {', '.join(names)}"
-        elif used := [name for name in along if states[name] != NONE]:
-            why = f"axis {used[0]!r} is used twice"
-        elif along and (dim >= len(factors) or factors[dim] is None):
-            why = f"dim {dim} cannot be sharded"
-        if why:
-            raise ValueError(f"cannot pin {path!r} to {spec}: {why}")
-        factor = factors[dim] if dim < len(factors) else None
-        if along and factor is not None:
-            states.update(dict.fromkeys(along, factor + 1))
-    return states
-
-
-def _leaf_factors(space: Space, path: str) -> tuple[int, list[int | None]]:
-    """Variable of an argument, and the variable's factor on each of its dims."""
-    known = []
-    for number, variable in enumerate(space.variables):
-        order = [factor.name for factor in variable.factors]
-        for phase, index in variable.members:
-            node = space.graphs[phase].nodes[index]
-            for leaf in node.leaves:
-                if leaf.is_output:
-                    continue
-                known.append(leaf.path)
-                if leaf.path == path:
-                    names = [
-                        None if f is None else node.factors[f].name
-                        for f in leaf.factors
-                    ]
-                    return number, [
-                        order.index(n) if n in order else None for n in names
-                    ]
-    near = difflib.get_close_matches(path, known, n=3)
-    raise ValueError(
-        f"no argument {path!r}; "
-        + (
-            f"did you mean {', '.join(near)}?"
-            if near
-            else f"there are {', '.join(known)}"
-        )
-    )
-
-
 def build_space(graphs: Mapping[str, OpGraph], degrees: Sequence[Degrees]) -> Space:
     """The space of linked phases over the given degrees.
 
@@ -423,7 +299,7 @@ def build_space(graphs: Mapping[str, OpGraph], degrees: Sequence[Degrees]) -> Sp
             for factor in node.factors:
                 names.setdefault(factor.label, factor.name.rstrip("'"))
     rank = np.argsort(np.argsort(-flops, kind="stable"))
-    variables = tuple(_variables(graphs, rank))
+    variables = variables_of(graphs, rank)
     return Space(
         graphs=dict(graphs),
         degrees=tuple(degrees),
@@ -431,68 +307,17 @@ def build_space(graphs: Mapping[str, OpGraph], degrees: Sequence[Degrees]) -> Sp
         role_labels=tuple(tuple(found) for found in labels),
         label_names=names,
         variables=variables,
-        positions=_positions(variables),
+        positions=_positions(variables) & {x for found in labels for x in found},
     )
 
 
 def _positions(variables: Sequence[Variable]) -> frozenset[int]:
-    """Labels of neither weights nor the batch, if there are weights to tell by."""
+    """Labels of neither weights nor the batch, if there are weights to tell by.
+
+    Among them are dims of caches that no op shards (layers, head size).
+    """
     found: dict[bool, set[int]] = {True: set(), False: set()}
     for variable in variables:
         labels = {f.label for f in variable.factors if not f.batched}
         found[variable.kind is NodeKind.PARAMETER] |= labels
     return frozenset(found[False] - found[True]) if found[True] else frozenset()
-
-
-def _variables(graphs: Mapping[str, OpGraph], rank: np.ndarray) -> list[Variable]:
-    members: dict[tuple, list[tuple[str, int]]] = {}
-    groups: dict[tuple, set[int]] = {}
-    for phase, graph in reversed(list(graphs.items())):
-        touching = _touching_groups(graph)
-        for node in graph.nodes:
-            shared = node.kind in SHARED
-            key = (node.name,) if shared else (phase, node.name)
-            members.setdefault(key, []).append((phase, node.index))
-            groups.setdefault(key, set()).update(touching[node.index])
-    out = []
-    for key, found in members.items():
-        nodes = [graphs[phase].nodes[index] for phase, index in found]
-        out.append(
-            Variable(
-                name="/".join(key),
-                kind=nodes[0].kind,
-                factors=_common_factors(nodes),
-                members=tuple(found),
-                groups=tuple(sorted(groups[key], key=lambda g: rank[g])),
-            )
-        )
-    return out
-
-
-def _common_factors(nodes: Sequence[Node]) -> tuple[Factor, ...]:
-    """Factors that all nodes have, in the coarsest granularity that one asks for."""
-    common = []
-    for factor in nodes[0].factors:
-        same = [f for node in nodes for f in node.factors if f.name == factor.name]
-        if len(same) == len(nodes):
-            common.append(replace(factor, units=math.gcd(*(f.units for f in same))))
-    return tuple(common)
-
-
-def _touching_groups(graph: OpGraph) -> dict[int, set[int]]:
-    """Groups of the ops next to every node; through a value if no op is."""
-    touching: dict[int, set[int]] = {node.index: set() for node in graph.nodes}
-    for g, (_, ops) in enumerate(graph.groups):
-        for op in ops:
-            touching[op].add(g)
-    direct = {index: set(found) for index, found in touching.items()}
-    for edge in graph.edges:
-        for here, there in itertools.permutations((edge.source, edge.target)):
-            if graph.nodes[there].is_op and not graph.nodes[here].is_op:
-                touching[here] |= direct[there]
-    near = {index: set(found) for index, found in touching.items()}
-    for edge in graph.edges:
-        for here, there in itertools.permutations((edge.source, edge.target)):
-            if not near[here]:
-                touching[here] |= near[there]
-    return touching

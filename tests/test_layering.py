@@ -16,8 +16,9 @@ ROOT = Path(__file__).parents[1]
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("hardware", "graph", "workload"),
     ("mesh", "tracing"),
-    ("assignment", "problem"),
+    ("assignment", "problem", "variables"),
     ("space", "layout", "hlo_groups", "hlo_text"),
+    ("pins",),
     ("cost", "apply", "hlo", "degrees"),
     ("applied", "compile_worker"),
     ("pipeline", "elite", "evaluate"),

@@ -126,7 +126,7 @@ def test_prefill_only_has_one_phase() -> None:
     problem = zoo_problem(DenseModel(config=TINY), workload)
     found = prepare_problem(problem, workload, Cluster.parse("h100:1x8"))
     assert list(found.graphs) == list(found.traced) == ["prefill"]
-    assert all(own.phase != "decode" for own in ()) or True
+    assert list(found.evaluator.tables.phases) == ["prefill"]
 
 
 def test_batch_dims_are_those_that_change_with_the_batch() -> None:
@@ -146,8 +146,8 @@ def test_a_problem_of_ones_own_knows_its_arguments() -> None:
         prefill=prefill,
         decode=prefill,
         args=lambda phase, batch: (
-            jax.ShapeDtypeStruct((16, 32), "float32"),
-            jax.ShapeDtypeStruct((batch, 32), "float32"),
+            jax.ShapeDtypeStruct((16, 64), "float32"),
+            jax.ShapeDtypeStruct((batch, 64), "float32"),
             jax.ShapeDtypeStruct((batch, 16), "float32"),
         ),
     )
@@ -161,8 +161,9 @@ def test_a_problem_of_ones_own_knows_its_arguments() -> None:
     (op,) = found.graphs["decode"].ops
     assert {f.size: f.batched for f in op.factors} == {
         16: False,
-        32: True,
-    } or TRACED_BATCH == 32
+        64: False,
+        TRACED_BATCH: True,
+    }
 
 
 @pytest.mark.parametrize(("mesh", "top"), [(1, 1), (3, 50), (8, 4096), (16, 100_000)])

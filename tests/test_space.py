@@ -14,8 +14,9 @@ from lts.hardware import Cluster
 from lts.layout import spec_of, state_numbers
 from lts.mesh import Degrees, MeshAxis, enumerate_degrees
 from lts.models import DecoderConfig, DenseModel
+from lts.pins import pin
 from lts.problem import TRACED_BATCH, linked, trace_problem, zoo_problem
-from lts.space import Space, build_space, pin
+from lts.space import Space, build_space
 from lts.tracing import link_phases, trace_program
 from lts.workload import Workload
 
@@ -271,6 +272,14 @@ def test_pins_add_up(meshed) -> None:
         one_by_one = pin(one_by_one, {path: spec})
     assert both.pinned == one_by_one.pinned
     assert len(both.pinned) == 4
+
+
+def test_an_argument_of_both_phases_is_pinned_in_both(meshed) -> None:
+    pinned = pin(meshed, {"tokens": P("dp", "tp")})
+    for picks in random_picks(pinned, 5):
+        states = pinned.decode(picks).states
+        assert states["prefill"]["tokens"] == ("batch", "sequence")
+        assert states["decode"]["tokens"] == ("batch", None)  # one token, no positions
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ class Part:
     Attributes:
       phase: of the program.
       name: of the node, or `source -> target` of a reshard.
-      kind: "op", "value" (elementwise kernels and reductions), "reshard", or "stages"
-        (the hand-over from one pipeline stage to the next).
+      kind: "op", "value" (elementwise kernels and reductions), "reshard", or
+        "hand-over" (from one pipeline stage to the next).
       time_s: seconds per step, all trips.
       states: what each mesh axis shards; for a reshard None.
     """
@@ -81,7 +81,12 @@ def breakdown(
             )
         hand_over_s = _hand_over_s(tables, found, d, choices, place)
         parts.append(
-            Part(phase=phase, name="hand-over", kind="stages", time_s=hand_over_s)
+            Part(
+                phase=phase,
+                name="from stage to stage",
+                kind="hand-over",
+                time_s=hand_over_s,
+            )
         )
     return tuple(part for part in parts if part.time_s > 0)
 

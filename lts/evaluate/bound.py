@@ -9,6 +9,7 @@ where communication matters.
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from lts.cost.serving import (
@@ -32,9 +33,9 @@ def _least_step(found: PhaseTables) -> Step:
         if table is not None:
             peak = np.maximum(peak, table.min(1))
     return Step(
-        time_s=np.asarray(time_s, np.float32),
-        activation_bytes=np.asarray(peak, np.float32),
-        batches=found.batches.astype(np.int32),
+        time_s=jnp.asarray(time_s, jnp.float32),
+        activation_bytes=jnp.asarray(peak, jnp.float32),
+        batches=jnp.asarray(found.batches),
     )
 
 

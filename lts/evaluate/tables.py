@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from lts.cost.collective import hand_over_cost
 from lts.cost.serving import (
@@ -63,21 +64,21 @@ class TableEvaluator:
 
         return jax.jit(price)
 
-    def outcome(self, picks: jax.Array) -> Outcome:
+    def outcome(self, picks: ArrayLike) -> Outcome:
         """Metrics of candidates at their best batch.
 
         Args:
           picks: int32 `[genes, candidates]`.
         """
-        picks = jnp.asarray(picks, jnp.int32)
+        genes = jnp.asarray(picks, jnp.int32)
         for gene, value in self.space.pinned:
-            picks = picks.at[gene].set(value)
-        count = picks.shape[1]
+            genes = genes.at[gene].set(value)
+        count = genes.shape[1]
         size = next((size for size in CHUNKS if count <= size), CHUNKS[-1])
-        picks = jnp.pad(picks, ((0, 0), (0, -count % size)))
+        genes = jnp.pad(genes, ((0, 0), (0, -count % size)))
         parts = [
-            self._outcome(self._arrays, picks[:, start : start + size])
-            for start in range(0, picks.shape[1], size)
+            self._outcome(self._arrays, genes[:, start : start + size])
+            for start in range(0, genes.shape[1], size)
         ]
         return jax.tree.map(lambda *found: jnp.concatenate(found)[:count], *parts)
 

@@ -27,7 +27,6 @@ _DEGREE_WORDS = {"dp": "data", "tp": "tensor", "cp": "context"}
 _GAP_KINDS = {
     "relaxed": "a relaxation: every operator at its fastest, all reshards free",
 }
-_LEAST_HAND_OVER = 1e-4  # shares of a step below this are rounding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,16 +289,12 @@ def _axes(entry: str | Iterable[str] | None) -> tuple[str, ...]:
 
 def time_rows(data: Data, phase: str) -> list[TimeRow]:
     """Where a step of a phase spends its time, in program order."""
-    step_s = data["phases"][phase]["step_time_s"]
     parts = [
         (part["name"], part["kind"], part["time_s"])
         for part in data["metrics"]["breakdown"]
         if part["phase"] == phase
     ]
-    listed_s = sum(time_s for *_, time_s in parts)
-    if step_s - listed_s > _LEAST_HAND_OVER * step_s:
-        parts.append(("from stage to stage", "hand-over", step_s - listed_s))
-    total_s = max(step_s, listed_s)
+    total_s = sum(time_s for *_, time_s in parts)
     return [
         TimeRow(name=name, kind=kind, time_s=time_s, share=time_s / total_s)
         for name, kind, time_s in parts

@@ -1,8 +1,9 @@
 """Tracing: a JAX function and its abstract arguments to an `OpGraph`.
 
 `flatten.py` inlines the jaxpr, `follow.py` and `decide.py` hold one rule per primitive,
-`groups.py` ties arrays together, `build.py` and `finish.py` are the two passes, and
-`labels.py` names factors and groups ops. Nothing is allocated or run.
+`groups.py` ties arrays together, `build.py` and `finish.py` are the two passes,
+`kernels.py` finds fused elementwise work, and `labels.py` names factors and groups ops.
+Nothing is allocated or run.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -21,9 +21,7 @@ INSIDE = np.array([False, True])
 
 
 def cost(kind: str, inside: int, across: int) -> tuple[float, float]:
-    fixed, per_byte = collective_cost(
-        kind, np.array(inside), np.array(across), CLUSTER
-    )
+    fixed, per_byte = collective_cost(kind, np.array(inside), np.array(across), CLUSTER)
     return float(fixed), float(per_byte)
 
 

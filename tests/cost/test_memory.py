@@ -50,7 +50,9 @@ def cache(tp: int, dp: int = 1, stages: int = 1) -> float:
 def test_weights_and_caches_are_exact(prepared, degrees, tp, dp, stages) -> None:
     parts = memory_parts(prepared.evaluator.tables, by_hand(prepared.space, degrees))
     assert parts["weights"] == weights(tp, stages)
-    assert parts["cache_per_sequence"] == pytest.approx(cache(tp, dp, stages), rel=1e-12)
+    assert parts["cache_per_sequence"] == pytest.approx(
+        cache(tp, dp, stages), rel=1e-12
+    )
 
 
 def test_the_peak_holds_weights_caches_and_activations(prepared) -> None:

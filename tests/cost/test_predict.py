@@ -44,7 +44,9 @@ def sharded(graph: OpGraph, wanted: Mapping[str, int]) -> list[np.ndarray]:
     return states
 
 
-def row(kind: str, nbytes: int, count: int = 1) -> tuple[str, tuple[str, ...], int, int]:
+def row(
+    kind: str, nbytes: int, count: int = 1
+) -> tuple[str, tuple[str, ...], int, int]:
     return (kind, ("tp",), nbytes, count)
 
 
@@ -106,7 +108,8 @@ def test_one_array_resharded_for_two_readers_counts_once() -> None:
         return x @ a, x @ b
 
     args = tuple(
-        jax.ShapeDtypeStruct(shape, "float32") for shape in ((8, 16), (16, 32), (16, 64))
+        jax.ShapeDtypeStruct(shape, "float32")
+        for shape in ((8, 16), (16, 32), (16, 64))
     )
     traced = trace_program(two, args, names=("x", "a", "b"))
     graph = link_phases({"step": traced.graph})["step"]
@@ -122,7 +125,9 @@ def test_a_reduction_over_a_sharded_dim_is_an_all_reduce() -> None:
     graph = link_phases({"step": traced.graph})["step"]
     found = predicted_collectives(graph, sharded(graph, {"0": 16}), TP, scatters=True)
     assert rows(found) == [row("all_reduce", 8 * 4)]
-    assert predicted_collectives(graph, sharded(graph, {"0": 8}), TP, scatters=True) == []
+    assert (
+        predicted_collectives(graph, sharded(graph, {"0": 8}), TP, scatters=True) == []
+    )
 
 
 CONFIG = DecoderConfig(

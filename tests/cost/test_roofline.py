@@ -34,7 +34,9 @@ def nodes_of(function: Any, *args: Any, batch_dims: Any = None) -> tuple[Node, .
     return link_phases({"step": traced.graph})["step"].nodes
 
 
-def time_s(node: Node, states: dict[str, int], batch: int = 1, traced: int = 1) -> float:
+def time_s(
+    node: Node, states: dict[str, int], batch: int = 1, traced: int = 1
+) -> float:
     """`states`: per axis, the size of the factor that it shards (0 for none)."""
     sizes = [f.size for f in node.factors]
     row = [sizes.index(states[n]) + 1 if states.get(n) else 0 for n in ("x", "y")]

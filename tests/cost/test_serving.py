@@ -32,7 +32,9 @@ def step(times: Any, batches: Any, active: float = 0.0) -> Step:
     )
 
 
-def colocated(decode: Step, prefill: Step, workload: Workload, **kwargs: Any) -> Outcome:
+def colocated(
+    decode: Step, prefill: Step, workload: Workload, **kwargs: Any
+) -> Outcome:
     count = len(decode.time_s)
     given = {"weights": 0.0, "cache": 0.0, "stages": 1, **kwargs}
     price = jax.jit(  # one compilation in place of one per operation

@@ -144,9 +144,7 @@ class Pricer:
         kinds = {
             "reduce_scatter": lambda a, b: a == "partial" and b is not None,
             "all_reduce": lambda a, b: a == "partial" and b is None,
-            "all_to_all": lambda a, b: (
-                isinstance(a, int) and b is not None and a != b
-            ),
+            "all_to_all": lambda a, b: isinstance(a, int) and b is not None and a != b,
             "all_gather": lambda a, b: isinstance(a, int) and b is None,
         }
         for kind, takes in kinds.items():
@@ -215,9 +213,7 @@ class Pricer:
         looped, outer = 0.0, []
         for name, nbytes in self.held((NodeKind.PARAMETER,), phase).items():
             index = graph.node(name).index
-            trips = [
-                e.trips for e in graph.edges if index in (e.source, e.target)
-            ]
+            trips = [e.trips for e in graph.edges if index in (e.source, e.target)]
             if max(trips, default=1) > 1:
                 looped += nbytes
             else:
@@ -231,7 +227,9 @@ class Pricer:
         degrees = self.tables.space.degrees.index(self.assignment.degrees)
         stages, usable = self.assignment.degrees.stages, self.cluster.usable_bytes
         weights, cache = self.weights_and_cache("decode")
-        grids = {p: set(t.batches[degrees].tolist()) for p, t in self.tables.phases.items()}
+        grids = {
+            p: set(t.batches[degrees].tolist()) for p, t in self.tables.phases.items()
+        }
         steps = {
             phase: {batch: self.phase(phase, batch) for batch in grid}
             for phase, grid in grids.items()

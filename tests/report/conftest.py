@@ -96,6 +96,7 @@ def served() -> dict[str, Any]:
                 _part("decode", "embed", "op", 0.0005),
                 _part("decode", "attention/query", "op", 0.0010),
                 _part("decode", "attention/out -> embed:", "reshard", 0.0005),
+                _part("decode", "from stage to stage", "hand-over", 0.0005),
             ],
         },
         "objective": 100.5,

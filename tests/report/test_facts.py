@@ -64,7 +64,7 @@ def test_an_argument_whose_spec_differs_by_phase_has_a_row_each(
     ]
 
 
-def test_time_that_no_part_takes_is_the_hand_over_of_stages(
+def test_parts_of_a_phase_have_their_share_of_its_time(
     served: dict[str, Any],
 ) -> None:
     decode = facts.time_rows(served, "decode")

@@ -196,7 +196,9 @@ def test_tied_embeddings_are_one_parameter_with_two_readers() -> None:
     tied = dataclasses.replace(TINY, tie_word_embeddings=True)
     graph = graphs_of(DenseModel(config=tied))["decode"]
     table = graph.node("params/embed")
-    readers = [graph.nodes[e.target].name for e in graph.edges if e.source == table.index]
+    readers = [
+        graph.nodes[e.target].name for e in graph.edges if e.source == table.index
+    ]
     assert readers == ["embed", "unembed"]
     vocab = {f.name: f.label for f in table.factors}["vocab"]
     logits = {f.label: f.reduction for f in graph.node("unembed").factors}

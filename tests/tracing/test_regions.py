@@ -190,9 +190,7 @@ def test_a_transposed_carry_costs_an_edge_or_is_whole() -> None:
 
 
 def test_vmap_adds_a_batch_factor() -> None:
-    graph = lts.trace(
-        jax.vmap(layer, in_axes=(0, None)), spec(4, 8, 16), spec(16, 32)
-    )
+    graph = lts.trace(jax.vmap(layer, in_axes=(0, None)), spec(4, 8, 16), spec(16, 32))
     (op,) = graph.ops
     assert sorted(f.size for f in op.factors) == [4, 8, 16, 32]
     assert graph.flops == 4 * 2 * 8 * 16 * 32
