@@ -10,6 +10,7 @@ Shapes in comments and docstrings use: candidates (plans scored together), batch
 factors, degrees, batches (sizes of a grid).
 """
 
+from lts import models
 from lts.api import price, search
 from lts.hardware import Chip, Cluster, Link
 from lts.phase import PhasePlan
@@ -32,6 +33,7 @@ __all__ = [
     "Problem",
     "UnsupportedOpError",
     "Workload",
+    "models",
     "price",
     "register_rule",
     "search",

@@ -189,7 +189,9 @@ def _prepare(
     if pin and mesh is None:
         raise ValueError("pin needs mesh=: specs name the axes of a mesh of yours")
     found: tuple[Degrees, ...] | None = None
+    devices = None
     if mesh is not None:
+        devices = tuple(mesh.devices.flat)
         cluster = cluster or _cluster_of(mesh)
         found = (_degrees_of(mesh, cluster),)
     if cluster is None:
@@ -223,7 +225,9 @@ def _prepare(
             degrees=found or _limited(target, workload, cluster, max_stages),
             **options,
         )
-        context = Context(workload=workload, problem=target, model=model)
+        context = Context(
+            workload=workload, problem=target, model=model, devices=devices
+        )
         return prepared, context
     if workload is not None:
         raise ValueError(
@@ -232,7 +236,7 @@ def _prepare(
         )
     call = (target, tuple(args or ()), dict(kwargs or {}))
     prepared = prepare_function(*call, cluster, degrees=found, **options)
-    return prepared, Context(call=call)
+    return prepared, Context(call=call, devices=devices)
 
 
 def _limited(

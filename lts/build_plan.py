@@ -30,12 +30,14 @@ class Context:
       problem: what is served, or None.
       model: where it came from, if lts can build it again.
       call: a plain function, its arguments and keyword arguments.
+      devices: of the mesh that was given, in order.
     """
 
     workload: Workload | None = None
     problem: Problem | None = None
     model: ModelSource | None = None
     call: tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]] | None = None
+    devices: tuple[Any, ...] | None = None
 
 
 def plan_of(
@@ -130,6 +132,7 @@ def _phase_plan(
         dims=dim_names({phase: graph}),
         donated=(problem.cache,) if problem is not None else (),
         model=context.model,
+        devices=context.devices,
     )
     if problem is not None:
         return plan.bind(problem.function(phase), problem.args(phase, batch))

@@ -32,7 +32,7 @@ def empty_elites(num_genes: int, capacity: int) -> Elites:
     """A buffer that holds nothing."""
     return Elites(
         picks=jnp.zeros((num_genes, capacity), jnp.int32),
-        fitness=jnp.full(capacity, -jnp.inf),
+        fitness=jnp.full(capacity, -jnp.inf, jnp.float32),
     )
 
 

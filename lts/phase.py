@@ -79,6 +79,7 @@ class PhasePlan:
       dims: names of the dims of every argument, by path.
       donated: names of arguments that `apply` donates.
       trees: structures of (args, kwargs) and of the result; None until bound.
+      devices: of the mesh that was searched on; None for all of jax's. Not saved.
     """
 
     name: str
@@ -90,6 +91,7 @@ class PhasePlan:
     dims: Mapping[str, Sequence[str]]
     donated: tuple[str, ...] = ()
     trees: tuple[Any, Any] | None = None
+    devices: tuple[Any, ...] | None = None
     model: ModelSource | None = None
 
     def _tree(self, number: int, specs: Specs) -> Any:
@@ -120,7 +122,9 @@ class PhasePlan:
         return self._tree(1, self.results)
 
     def mesh(self, devices: Sequence[Any] | None = None) -> Mesh:
-        """The mesh, with Auto axes, over `devices` (default: all of jax's), in order.
+        """The mesh, with Auto axes, over `devices`, in order.
+
+        Default: those of the mesh that was searched on, else all of jax's.
 
         Pipeline stages are its first axis, "pp"; each stage runs on its own part.
 
@@ -135,6 +139,7 @@ class PhasePlan:
 
     def _devices(self, devices: Sequence[Any] | None) -> list[Any]:
         degrees = self.assignment.degrees
+        devices = self.devices if devices is None else devices
         found = list(jax.devices() if devices is None else devices)
         if len(found) < degrees.num_gpus:
             raise ValueError(

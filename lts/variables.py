@@ -5,6 +5,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from lts.graph import NONE, Factor, Node, NodeKind, OpGraph
 
 SHARED = (NodeKind.PARAMETER, NodeKind.CACHE)
@@ -42,12 +44,12 @@ class Variable:
 
 
 def variables_of(
-    graphs: Mapping[str, OpGraph], rank: Sequence[int]
+    graphs: Mapping[str, OpGraph], rank: np.ndarray
 ) -> tuple[Variable, ...]:
     """Variables of linked phases; those of the last phase first.
 
     Args:
-      rank: per group, its place in the order of importance.
+      rank: per group, its place in the order of importance; `[groups]`.
     """
     members: dict[tuple, list[tuple[str, int]]] = {}
     groups: dict[tuple, set[int]] = {}

@@ -76,7 +76,7 @@ class Annealing:
         return AnnealingState(
             key=quick_key(key),
             picks=jnp.zeros((self.space.num_genes, self.batch), jnp.int32),
-            fitness=jnp.full(self.batch, -jnp.inf),
+            fitness=jnp.full(self.batch, -jnp.inf, jnp.float32),
             steps=jnp.zeros((), jnp.int32),
         )
 

@@ -1,4 +1,4 @@
-"""Predicted collectives: Megatron's layouts give the all-reduces that they are known for."""
+"""Predicted collectives: Megatron's layouts give the all-reduces they are known for."""
 
 from collections.abc import Mapping
 

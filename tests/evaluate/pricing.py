@@ -196,7 +196,7 @@ class Pricer:
         return total, peak
 
     def held(self, kinds: tuple[NodeKind, ...], phase: str) -> dict[str, float]:
-        """Bytes per GPU of all arguments of some kinds, by value, at the traced batch."""
+        """Bytes per GPU of arguments of some kinds, by value, at the traced batch."""
         graph, found = self.tables.phases[phase].graph, {}
         for node in graph.values:
             if node.kind in kinds:

@@ -162,7 +162,7 @@ def test_a_seed_outside_the_space_is_refused(product):
         run(method, product, budget=4, key=jax.random.key(0), seeds=[np.zeros(1)])
 
 
-def test_learning_beats_the_prior_and_compiles_once(decoder, methods):
+def test_learning_beats_the_prior_and_nothing_compiles_twice(decoder, methods):
     def median(name: str) -> float:
         keys = jax.random.split(jax.random.key(0), 3)
         found = [
@@ -173,3 +173,5 @@ def test_learning_beats_the_prior_and_compiles_once(decoder, methods):
     assert median("learn_to_shard") > median("random")
     learner = methods["learn_to_shard"]
     assert learner._ask._cache_size() == learner._tell._cache_size() == 1
+    chains = methods["annealing"]
+    assert chains._ask._cache_size() == chains._tell._cache_size() == 1
