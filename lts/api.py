@@ -1,6 +1,5 @@
 """`search` and `price`: the two ways to a `Plan`."""
 
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,7 +10,7 @@ from jax.sharding import Mesh, PartitionSpec
 from lts.build_plan import Context, plan_of, why_infeasible
 from lts.degrees import by_hand, by_specs
 from lts.hardware import Cluster
-from lts.mesh import Degrees, MeshAxis, enumerate_degrees
+from lts.mesh import Degrees, MeshAxis
 from lts.methods import METHODS, run
 from lts.models import DenseModel, load
 from lts.phase import ModelSource
@@ -222,7 +221,8 @@ def _prepare(
             target,
             workload,
             cluster,
-            degrees=found or _limited(target, workload, cluster, max_stages),
+            degrees=found,
+            max_stages=max_stages,
             **options,
         )
         context = Context(
@@ -237,19 +237,6 @@ def _prepare(
     call = (target, tuple(args or ()), dict(kwargs or {}))
     prepared = prepare_function(*call, cluster, degrees=found, **options)
     return prepared, Context(call=call, devices=devices)
-
-
-def _limited(
-    problem: Problem, workload: Workload, cluster: Cluster, max_stages: int | None
-) -> tuple[Degrees, ...] | None:
-    if max_stages is None:
-        return None
-    if max_stages < 1:
-        raise ValueError(f"max_stages must be at least 1, got {max_stages}")
-    if max_stages == 1:
-        return enumerate_degrees(cluster)
-    every = enumerate_degrees(cluster, num_layers=math.factorial(8))
-    return tuple(d for d in every if d.stages <= max_stages)
 
 
 def _cluster_of(mesh: Mesh) -> Cluster:

@@ -65,19 +65,31 @@ def prepare_problem(
     cluster: Cluster,
     *,
     degrees: Sequence[Degrees] | None = None,
+    max_stages: int | None = None,
     pins: Mapping[str, PartitionSpec] | None = None,
     on_unknown: str = "error",
 ) -> Prepared:
     """Trace a model to serve and price its space.
 
+    Args:
+      degrees: None for all that the cluster has.
+      max_stages: pipeline stages at most; None for as many as divide the layers.
+
     Raises:
+      ValueError: if `max_stages` is below 1.
       NoFeasiblePlanError: if weights and one request do not fit.
     """
+    if max_stages is not None and max_stages < 1:
+        raise ValueError(f"max_stages must be at least 1, got {max_stages}")
     phases = ("prefill",) if workload.prefill_only else ("prefill", "decode")
     traced = trace_problem(problem, phases, TRACED_BATCH, on_unknown)
     graphs = linked(traced, problem.dim_names)
     layers = max(op.trips for op in graphs[phases[-1]].ops)
-    found = degrees or enumerate_degrees(cluster, num_layers=layers)
+    found = degrees or [
+        d
+        for d in enumerate_degrees(cluster, num_layers=layers)
+        if max_stages is None or d.stages <= max_stages
+    ]
     space = pin(build_space(graphs, found), pins or {})
     check_fit(graphs, space, cluster, layers, problem.name)
     top = _most_sequences(graphs[phases[-1]], cluster)

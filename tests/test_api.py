@@ -11,6 +11,8 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 import lts
 from tests.tiny import CLUSTER, WORKLOAD, model_of, priced
 
+SERVED = {"target": model_of("dense"), "cluster": CLUSTER, "workload": WORKLOAD}
+
 
 def mlp(x, up, down):
     return jnp.tanh(x @ up) @ down
@@ -195,6 +197,16 @@ def test_a_problem_of_ones_own_is_searched_and_applied():
     np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-3)
 
 
+def test_stages_divide_the_layers_and_keep_their_limit():
+    """Two layers: of 1, 2, 4 and 8 stages only 1 and 2 are."""
+    found = set()
+    for seed in range(6):
+        options = {"method": "random", "budget": 1, "seed": seed}
+        found.add(lts.search(**SERVED, **options).degrees["pp"])
+        assert lts.search(**SERVED, **options, max_stages=1).degrees["pp"] == 1
+    assert found == {1, 2}
+
+
 def test_limits_that_cannot_be_kept_name_the_limit_and_the_relaxation():
     workload = lts.Workload(1024, 128, ttft_ms=1000, tpot_ms=0.5)
     with pytest.raises(lts.NoFeasiblePlanError, match=r"TPOT: .* ms against a limit"):
@@ -217,6 +229,7 @@ def test_limits_that_cannot_be_kept_name_the_limit_and_the_relaxation():
         (lambda: search_mlp(workload=WORKLOAD), "a workload needs a model to serve"),
         (lambda: search_mlp(pin={"x": PartitionSpec()}), "pin needs mesh="),
         (lambda: search_mlp(serving="pools"), "serving is 'pools'"),
+        (lambda: lts.search(**SERVED, max_stages=0), "max_stages must be at least 1"),
         (lambda: priced("dense", tp=3), r"no mesh has degrees .*tp.*: 3"),
         (lambda: priced("dense", ep=8), "unknown degree 'ep'; there are pp, dp, tp"),
         (

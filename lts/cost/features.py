@@ -132,16 +132,20 @@ class GeneFeatures:
         inherit. One thing changes: a role that a variable cannot follow no longer
         keeps it from inheriting of another group.
         """
-        first = self.space.first_override
-        legal = jnp.asarray(self.legal)[picks[0]].transpose(1, 2, 0)[1:first]
-        keep = jnp.take_along_axis(legal, picks[1:first, None], axis=1)[:, 0]
-        roles = jnp.where(
-            keep & jnp.asarray(self.live)[picks[0]].T[1:first], picks[1:first], 0
-        )
-        picks = jnp.concatenate([picks[:1], roles, picks[first:]])
-        effects = self._effects(picks, self.meanings(picks)).transpose(1, 2, 0)[first:]
-        effect = jnp.take_along_axis(effects, picks[first:, None], axis=1)[:, 0]
-        own = jnp.where(effect == effects[:, 0], INHERIT, effect + 1)
+        first, (_, genes, choices) = self.space.first_override, self.legal.shape
+        table = jnp.asarray(self.legal.ravel())
+        rows = picks[:1] * genes + np.arange(genes, dtype=np.int32)[:, None]
+
+        def effect(meanings: jax.Array, genes: slice) -> jax.Array:
+            return jnp.where(table[rows[genes] * choices + meanings], meanings, 0)
+
+        roles, overrides = slice(1, first), slice(first, genes)
+        live = jnp.asarray(self.live.T)[:, picks[0]]
+        own = jnp.where(live[roles], effect(picks[roles], roles), 0)
+        picks = jnp.concatenate([picks[:1], own, picks[overrides]])
+        states, own = self.inherited_states(picks), picks[overrides]
+        own = effect(jnp.where(own == INHERIT, states, own - 1), overrides)
+        own = jnp.where(own == effect(states, overrides), INHERIT, own + 1)
         picks = jnp.concatenate([picks[:first], own.astype(jnp.int32)])
         return jnp.where(self.pinned[:, None] >= 0, self.pinned[:, None], picks)
 

@@ -170,7 +170,7 @@ class LearnToShard:
     ) -> jax.Array:
         """Small changes of elites (good ones more often) and, one in four, of draws."""
         number = self.batch - self.num_draws
-        pool = 2 * number
+        pool = number + number // 4 + 4  # some will be repeats
         moves = self.config.max_moves
         uniforms = jax.random.uniform(key, (4 + NUM_UNIFORMS * moves, pool))
         of_parent, of_draw, of_source, of_count = uniforms[:4]

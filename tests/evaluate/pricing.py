@@ -7,6 +7,8 @@ vectors. It reads an `Assignment` by names.
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from lts.assignment import Assignment
 from lts.cost.collective import collective_cost
 from lts.cost.tables import CostTables
@@ -70,7 +72,9 @@ class Pricer:
         across = math.prod(self.axes[i].size for i in axes if not self.axes[i].inside)
         if inside * across == 1:
             return 0.0
-        fixed, slope = collective_cost(kind, inside, across, self.cluster)
+        fixed, slope = collective_cost(
+            kind, np.array(inside), np.array(across), self.cluster
+        )
         return float(fixed) + float(slope) * nbytes
 
     def node_time(self, phase: str, node: Node, batch: int) -> float:
