@@ -1,12 +1,13 @@
 """Between degrees that people say (tp 8, pp 2) and candidates of a space."""
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from lts.graph import NodeKind
+from lts.graph import Node, NodeKind
 from lts.pins import pin
 from lts.space import Space
 
@@ -29,26 +30,34 @@ def main_group(space: Space) -> int:
 def tensor_labels(space: Space, group: int) -> tuple[int, ...]:
     """Labels that tensor parallelism shards in a group, first choice first.
 
-    Not those of the residual stream, but those of weights that most ops share (KV
-    heads, then query heads per KV head; the feed-forward index).
+    Not those of the residual stream, and only those of some weight (of an argument,
+    in a plain function); first the one that most ops of the group have (KV heads, then
+    query heads per KV head; the feed-forward index), and among these the one on most
+    weights.
     """
-    *_, graph = space.graphs.values()
-    weights = {
-        factor.label
-        for node in graph.values
-        if node.kind is NodeKind.PARAMETER
-        for factor in node.factors
-    }
-    count: dict[int, int] = {}
-    for op in graph.groups[group][1]:
-        for label in {factor.label for factor in graph.nodes[op].factors}:
-            count[label] = count.get(label, 0) + 1
+    hub = set().union(*(graph.hub_labels for graph in space.graphs.values()))
+    kinds = {variable.kind for variable in space.variables}
+    weight = NodeKind.PARAMETER if NodeKind.PARAMETER in kinds else NodeKind.INPUT
+    on_weights: Counter[int] = Counter()
+    for variable in space.variables:
+        if variable.kind is weight and group in variable.groups:
+            on_weights.update({factor.label for factor in variable.factors})
+    on_ops: Counter[int] = Counter()
+    for op in _ops(space, group):
+        on_ops.update({f.label for f in op.factors if not f.batched})
     found = [
         label
         for label in space.role_labels[group]
-        if label in weights and label not in graph.hub_labels and label in count
+        if on_weights[label] and on_ops[label] and label not in hub
     ]
-    return tuple(sorted(found, key=lambda label: -count[label]))
+    return tuple(sorted(found, key=lambda x: (-on_ops[x], -on_weights[x])))
+
+
+def _ops(space: Space, group: int) -> Iterator[Node]:
+    """Ops of a group, in all phases."""
+    for graph in space.graphs.values():
+        for op in graph.groups[group][1]:
+            yield graph.nodes[op]
 
 
 def batch_labels(space: Space) -> frozenset[int]:
@@ -123,7 +132,7 @@ def by_hand(space: Space, degrees: Mapping[str, int]) -> np.ndarray:
         split = _split(sizes, (tp, cp))
         rest = found.mesh_size // (tp * cp)
         if split is not None and degrees.get("dp", rest) == rest:
-            return _with_roles(space, number, split)
+            return with_roles(space, number, split)
     have = sorted({(d.stages, d.mesh_size) for d in space.degrees})
     raise ValueError(
         f"no mesh has degrees {dict(degrees)}: pp x dp x tp x cp must use all GPUs; "
@@ -132,61 +141,75 @@ def by_hand(space: Space, degrees: Mapping[str, int]) -> np.ndarray:
     )
 
 
-def _split(sizes: list[int], wanted: tuple[int, int]) -> list[int] | None:
-    """Per axis 0 (tp), 1 (cp) or 2 (dp), innermost first; None if it cannot be."""
+def _split(sizes: list[int], wanted: tuple[int, int]) -> list[str] | None:
+    """Per axis "tp", "cp" or "dp", tp innermost; None if no axes have those products.
 
-    def place(axis: int, left: tuple[int, int]) -> list[int] | None:
+    Args:
+      wanted: tp and cp.
+    """
+
+    def place(axis: int, tp: int, cp: int) -> list[str] | None:
         if axis < 0:
-            return [] if left == (1, 1) else None
+            return [] if tp == cp == 1 else None
         size = sizes[axis]
-        for use in (0, 1):
-            if size > 1 and left[use] % size == 0:
-                rest = (
-                    (left[0] // size, left[1])
-                    if use == 0
-                    else (left[0], left[1] // size)
-                )
-                found = place(axis - 1, rest)
-                if found is not None:
-                    return [*found, use]
-        found = place(axis - 1, left)
-        return None if found is None else [*found, 2]
+        tries = [("dp", tp, cp)]
+        if size > 1 and cp % size == 0:
+            tries.insert(0, ("cp", tp, cp // size))
+        if size > 1 and tp % size == 0:
+            tries.insert(0, ("tp", tp // size, cp))
+        for use, *left in tries:
+            found = place(axis - 1, *left)
+            if found is not None:
+                return [*found, use]
+        return None
 
-    return place(len(sizes) - 1, wanted)
+    return place(len(sizes) - 1, *wanted)
 
 
-def _with_roles(space: Space, number: int, split: list[int]) -> np.ndarray:
+def with_roles(space: Space, number: int, uses: Sequence[str]) -> np.ndarray:
+    """The candidate in which every axis is used alike in all groups.
+
+    Tensor axes shard the group's first tensor label whose units they divide, from the
+    innermost axis on, as repairs do.
+
+    Args:
+      number: of the degrees.
+      uses: per axis "tp", "cp" or "dp".
+
+    Returns:
+      host int32 `[genes]`.
+    """
     picks = np.zeros(space.num_genes, np.int32)
     picks[0] = number
-    sizes = [axis.size for axis in space.degrees[number].axes]
-    batch = batch_labels(space)
+    axes, batch = space.degrees[number].axes, batch_labels(space)
     for group in range(len(space.groups)):
         labels = space.role_labels[group]
-        tensor = list(tensor_labels(space, group))
-        units = _units(space, tensor)
-        for axis in reversed(range(len(sizes))):
-            choice: int | None = None
-            if split[axis] == 0 and tensor:
-                while len(tensor) > 1 and units[tensor[0]] % sizes[axis]:
-                    tensor.pop(0)
-                choice = tensor[0]
-                units[choice] = max(1, units[choice] // sizes[axis])
-            elif split[axis] == 1:
-                choice = next(iter(sequence_labels(space, group)), None)
-            elif split[axis] == 2:
-                choice = next((label for label in labels if label in batch), None)
-            if choice is not None:
+        units = _units(space, group)
+        for axis in reversed(range(len(axes))):
+            size, label = axes[axis].size, None
+            if size == 1:
+                continue
+            if uses[axis] == "tp":
+                tensor = tensor_labels(space, group)
+                label = next((x for x in tensor if units[x] % size == 0), None)
+                if label is not None:
+                    units[label] //= size
+            elif uses[axis] == "cp":
+                label = next(iter(sequence_labels(space, group)), None)
+            else:
+                label = next((x for x in labels if x in batch), None)
+            if label is not None:
                 place = space.first_role + group * space.num_axes + axis
-                picks[place] = 1 + labels.index(choice)
+                picks[place] = 1 + labels.index(label)
     return picks
 
 
-def _units(space: Space, labels: list[int]) -> dict[int, int]:
-    units = {label: 0 for label in labels}
-    for variable in space.variables:
-        for factor in variable.factors:
-            if factor.label in units:
-                units[factor.label] = math.gcd(units[factor.label], factor.units)
+def _units(space: Space, group: int) -> dict[int, int]:
+    """The ways that a label can be sharded in every op of a group must divide this."""
+    units: dict[int, int] = {}
+    for op in _ops(space, group):
+        for factor in op.factors:
+            units[factor.label] = math.gcd(units.get(factor.label, 0), factor.units)
     return units
 
 
