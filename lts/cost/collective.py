@@ -7,7 +7,7 @@ A *state* says what a mesh axis does to an array: 0 nothing, `i + 1` shards dim 
 |---|---|---|
 | partial | dim | reduce_scatter |
 | partial | nothing | all_reduce |
-| nothing | dim | a local slice, free |
+| nothing | dim | a local slice: one copy |
 | dim | another dim | all_to_all |
 | dim | nothing | all_gather |
 
@@ -167,10 +167,18 @@ def reshard_cost(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Fixed seconds, and seconds per byte of the global array, of a reshard.
 
+    A slice reads and writes its result: compilers copy what a contraction reads. Were
+    it free, a search would keep weights whole and slice them in every step.
+
     Arguments as `reshard_steps`; both results are `[...]`.
     """
-    fixed, per_byte = np.zeros(()), np.zeros(())
-    for step in reshard_steps(source, target, rank, sizes, inside):
+    chip = cluster.chip
+    bandwidth = chip.hbm_bandwidth_bytes_per_s * chip.hbm_efficiency
+    sliced = ((source == 0) & (target > 0) & (sizes > 1)).any(-1)
+    steps = reshard_steps(source, target, rank, sizes, inside)
+    fixed = np.where(sliced, chip.op_launch_s, 0.0)
+    per_byte = np.where(sliced, 2 * steps[0].fraction / bandwidth, 0.0)
+    for step in steps:
         start, slope = collective_cost(step.kind, step.inside, step.across, cluster)
         fixed, per_byte = fixed + start, per_byte + slope * step.fraction
     return fixed, per_byte

@@ -196,3 +196,13 @@ def test_no_price_is_negative_and_staying_is_free() -> None:
     assert ((fixed > 0) == (per_byte > 0)).all()
     same = (source == target).all(-1)
     assert (per_byte[same] == 0).all()
+
+
+def test_a_slice_costs_one_copy_of_its_result() -> None:
+    fixed, per_byte = reshard_cost(
+        np.array([0, 0]), np.array([1, 2]), 2, SIZES, INSIDE, CLUSTER
+    )
+    chip = CLUSTER.chip
+    bandwidth = chip.hbm_bandwidth_bytes_per_s * chip.hbm_efficiency
+    assert float(fixed) == chip.op_launch_s
+    assert float(per_byte) == pytest.approx(2 / SIZES.prod() / bandwidth)

@@ -143,8 +143,14 @@ class Pricer:
         pairs = list(zip(source, target, strict=True))
         for axis, (a, b) in enumerate(pairs):
             if isinstance(a, int) or (a is None and b is not None):
-                nbytes /= self.axes[axis].size  # held, or sliced for nothing
-        total = 0.0
+                nbytes /= self.axes[axis].size  # held, or sliced
+        total, chip = 0.0, self.cluster.chip
+        if any(
+            a is None and b is not None and axis.size > 1
+            for (a, b), axis in zip(pairs, self.axes, strict=True)
+        ):
+            bandwidth = chip.hbm_bandwidth_bytes_per_s * chip.hbm_efficiency
+            total += chip.op_launch_s + 2 * nbytes / bandwidth
         kinds = {
             "reduce_scatter": lambda a, b: a == "partial" and b is not None,
             "all_reduce": lambda a, b: a == "partial" and b is None,
