@@ -14,6 +14,9 @@ from lts.graph import OpGraph
 from lts.problem import argument_names
 from lts.tracing import Traced, link_phases, trace_program
 
+MOVED_BYTES = 2**20
+"""Arrays up to this size are moved to their sharding at a call: tokens, positions."""
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Lowerable:
@@ -54,8 +57,35 @@ class AppliedStep:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The function's result."""
         found = self.prepared(args, kwargs)
-        outs = found.step(*jax.tree.leaves((args, kwargs)))
+        leaves = [
+            self._placed(leaf, path, spec)
+            for leaf, path, spec in zip(
+                jax.tree.leaves((args, kwargs)),
+                found.traced.in_paths,
+                found.specs.arguments,
+                strict=True,
+            )
+        ]
+        outs = found.step(*leaves)
         return jax.tree.unflatten(found.traced.out_tree, outs)
+
+    def _placed(self, leaf: Any, path: str, spec: PartitionSpec) -> Any:
+        """A leaf as the step takes it: a small one is moved, a large one must lie so.
+
+        Raises:
+          ValueError: if a large array lies otherwise than planned.
+        """
+        if not (isinstance(leaf, jax.Array) and leaf.committed):
+            return leaf
+        wanted = NamedSharding(self.mesh, spec)
+        if leaf.sharding.is_equivalent_to(wanted, leaf.ndim):
+            return leaf
+        if leaf.nbytes <= MOVED_BYTES:
+            return jax.device_put(leaf, wanted)
+        raise ValueError(
+            f"argument {path!r} ({leaf.nbytes:,} bytes) lies as {leaf.sharding}, the "
+            f"plan has {spec}; put it there once with plan.device_put"
+        )
 
     def device_put(self, *args: Any, **kwargs: Any) -> Any:
         """The arguments on the mesh, as planned; with keywords, the pair of both."""
@@ -115,11 +145,8 @@ def _hint(path: str, rank: int, dims: Mapping[str, Sequence[str]]) -> Sequence[s
 
 
 def _dtype(leaf: Any) -> Any:
-    return (
-        leaf.dtype
-        if hasattr(leaf, "dtype")
-        else jax.dtypes.canonicalize_dtype(np.result_type(leaf))
-    )
+    dtype = leaf.dtype if hasattr(leaf, "dtype") else np.result_type(leaf)
+    return jax.dtypes.canonicalize_dtype(dtype, allow_extended_dtype=True)
 
 
 def _check_divides(

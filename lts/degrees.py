@@ -79,8 +79,9 @@ def sequence_labels(space: Space, group: int) -> tuple[int, ...]:
 def named_degrees(space: Space, picks: np.ndarray) -> dict[str, int]:
     """Degrees of a candidate, by what the main group's ops do with every axis.
 
-    An axis counts as what most ops of the group shard with it; one that they all leave
-    alone is a replica and counts as dp. In a plain function an index that every op has
+    An axis counts as what most ops of the group shard with it. One that they all leave
+    alone repeats their work and counts as nothing: the product of the degrees is then
+    less than the GPUs. In a plain function an index that every op has
     and none sums over counts as the batch.
     """
     degrees = space.degrees[int(picks[0])]
@@ -100,7 +101,8 @@ def named_degrees(space: Space, picks: np.ndarray) -> dict[str, int]:
                 label = variable.factors[state - 1].label
                 kind = "dp" if label in batch else "cp" if label in positions else "tp"
                 votes[kind] += 1
-        found[max(votes, key=lambda kind: votes[kind])] *= size
+        if any(votes.values()):
+            found[max(votes, key=lambda kind: votes[kind])] *= size
     return {**found, "moe_tp": 1, "moe_ep": 1}
 
 

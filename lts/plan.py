@@ -54,7 +54,7 @@ class Metrics:
     breakdown: tuple[Part, ...] = ()
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Plan:
     """How to split a program over a cluster; see the module docstring.
 
@@ -243,7 +243,7 @@ class Plan:
     def _repr_html_(self) -> str:
         return plan_html(self.to_dict())
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return plan_text(self.to_dict())
 
 

@@ -1,4 +1,12 @@
-"""Sets JAX up before any test uses it: 8 CPU devices, no silent rank promotion."""
+"""Sets JAX up before any test uses it: 8 CPU devices, no silent rank promotion.
+
+Programs that XLA compiled once in a run are taken from a cache after that: many tests
+price plans of one model, or run one step twice.
+"""
+
+import atexit
+import shutil
+import tempfile
 
 import jax
 import pytest
@@ -6,6 +14,12 @@ import pytest
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+_cache = tempfile.mkdtemp(prefix="lts-tests-")
+atexit.register(shutil.rmtree, _cache, ignore_errors=True)
+jax.config.update("jax_compilation_cache_dir", _cache)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 @pytest.fixture

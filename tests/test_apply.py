@@ -147,6 +147,28 @@ def test_unrolled_layers_follow_the_plan_of_the_scanned_form(unsharded):
     assert max(relative_errors(found, expected)) <= TOLERANCE
 
 
+def test_results_on_the_devices_are_taken_as_arguments(unsharded):
+    """Tokens that a step's logits gave lie otherwise than planned, and are moved."""
+    params, expected = unsharded["dense"]
+    plan, model = priced("dense", tp=8), model_of("dense")
+    cache = model.init_cache(BATCH, PROMPT + 8)
+    params, cache, tokens = plan.phase("prefill").device_put((params, cache, prompt()))
+    logits, cache = plan.apply(model.prefill)(params, cache, tokens)
+    following = jax.jit(lambda x: x.argmax(-1).astype(jnp.int32))(logits)
+    logits, _ = plan.apply(model.decode)(params, cache, following, np.int64(PROMPT))
+    assert max(relative_errors([np.asarray(logits)], expected[1:2])) <= TOLERANCE
+
+
+def test_a_large_argument_that_lies_elsewhere_is_refused_by_name():
+    args = jnp.ones((1024, 1024)), jnp.ones((1024, 8))
+    plan = lts.price(
+        jnp.matmul, args, cluster=CLUSTER, specs={"a": PartitionSpec("x", None)}
+    )
+    placed = jax.device_put(args[0], jax.devices()[3])
+    with pytest.raises(ValueError, match=r"argument 'a' \(4,194,304 bytes\) lies as"):
+        plan.apply(jnp.matmul)(placed, args[1])
+
+
 def test_cache_is_donated_and_keeps_its_spec(unsharded):
     params, _ = unsharded["dense"]
     model = model_of("dense")

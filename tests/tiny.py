@@ -1,5 +1,7 @@
 """Tiny decoders that several tests share."""
 
+import functools
+
 import lts
 from lts.models import DenseModel, read_config
 
@@ -34,6 +36,7 @@ def model_of(name: str, layers: str = "scan") -> DenseModel:
     return DenseModel(config=read_config(CONFIGS[name], name), layers=layers)
 
 
+@functools.cache
 def priced(name: str, **degrees: int) -> lts.Plan:
     """The plan of a tiny decoder with degrees by hand."""
     model = model_of(name)
