@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 # From the ground up; rooms of one floor do not see each other.
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("hardware", "graph", "workload"),
-    ("mesh", "tracing"),
+    ("mesh", "tracing", "suite"),
     ("assignment", "problem", "variables"),
     ("space", "layout", "hlo_groups", "hlo_text"),
     ("pins",),
@@ -32,7 +32,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 # Beside the building: any room may use these, they use nothing of the search.
-REFERENCE_ROOMS = {"models", "suite"}
+REFERENCE_ROOMS = {"models"}
 REFERENCE_LIBRARIES = {"jax", "numpy"}
 EXEMPT = {"lts/__init__.py", "lts/__main__.py"}
 MAX_LINES = 400

@@ -1,0 +1,154 @@
+"""How do the search methods compare on the core instances of the suite?
+
+    python experiments/headline.py --out DIR [--seeds N] [--budget N] [--quick]
+
+Every method gets the same space, evaluator and budget (megatron is one evaluation).
+Writes summary.json (median tokens/s/GPU per instance and method, and the bound),
+results.csv (a row per run) and headline.png. About 1 minute per instance and seed on 2
+cores at the default budget; `--quick` runs the first instance with a small budget.
+
+The objective is predicted by the cost model; nothing was run on GPUs.
+"""
+
+import argparse
+import csv
+import json
+import platform
+import statistics
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import jax
+import matplotlib
+
+import lts
+from lts.methods import METHODS
+from lts.suite import CORE, WORKLOADS, Instance
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt  # noqa: E402
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One search: rates in tokens/s/GPU, 0 if it found no feasible plan."""
+
+    instance: str
+    method: str
+    seed: int
+    evaluations: int
+    tokens_per_s_per_gpu: float
+    bound: float
+
+
+def run(instance: Instance, method: str, seed: int, budget: int) -> Row:
+    """Search one instance once."""
+    try:
+        plan = lts.search(
+            instance.model,
+            cluster=lts.Cluster.parse(instance.cluster),
+            workload=WORKLOADS[instance.workload],
+            method=method,
+            budget=budget,
+            seed=seed,
+        )
+    except lts.NoFeasiblePlanError:
+        return Row(
+            instance=str(instance),
+            method=method,
+            seed=seed,
+            evaluations=budget,
+            tokens_per_s_per_gpu=0.0,
+            bound=float("nan"),
+        )
+    return Row(
+        instance=str(instance),
+        method=method,
+        seed=seed,
+        evaluations=plan.evaluations,
+        tokens_per_s_per_gpu=plan.objective,
+        bound=plan.bound,
+    )
+
+
+def summary(rows: list[Row], budget: int, seeds: int) -> dict[str, object]:
+    """Flat keys: medians over seeds, and what they were run on."""
+    found: dict[str, object] = {
+        "budget": budget,
+        "seeds": seeds,
+        "jax": jax.__version__,
+        "python": platform.python_version(),
+        "backend": jax.default_backend(),
+    }
+    for instance, method in dict.fromkeys((r.instance, r.method) for r in rows):
+        mine = [r for r in rows if (r.instance, r.method) == (instance, method)]
+        rates = [row.tokens_per_s_per_gpu for row in mine]
+        found[f"{instance}/{method}/median"] = statistics.median(rates)
+        found[f"{instance}/{method}/min"] = min(rates)
+        found[f"{instance}/bound"] = max(row.bound for row in mine)
+    return found
+
+
+def draw(rows: list[Row], path: Path) -> None:
+    """Medians as shares of the best method's, one group of bars per instance."""
+    instances = list(dict.fromkeys(row.instance for row in rows))
+    methods = list(dict.fromkeys(row.method for row in rows))
+    figure, axes = plt.subplots(figsize=(1.5 + 1.7 * len(instances), 3.6))
+    width = 0.8 / len(methods)
+    medians = {
+        (i, m): statistics.median(
+            r.tokens_per_s_per_gpu for r in rows if (r.instance, r.method) == (i, m)
+        )
+        for i in instances
+        for m in methods
+    }
+    for number, method in enumerate(methods):
+        best = [max(medians[i, m] for m in methods) or 1.0 for i in instances]
+        shares = [medians[i, method] / b for i, b in zip(instances, best, strict=True)]
+        places = [
+            k + (number - len(methods) / 2 + 0.5) * width for k in range(len(best))
+        ]
+        axes.bar(places, shares, width * 0.92, label=method)
+    axes.set_xticks(range(len(instances)), [i.replace(" ", "\n") for i in instances])
+    axes.set_ylabel("tokens/s/GPU, share of best method")
+    axes.set_ylim(0, 1.12)
+    axes.legend(ncol=len(methods), loc="upper center", frameon=False, fontsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+
+
+def main() -> None:
+    """Parse the knobs, run, write."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--budget", type=int, default=10_000)
+    parser.add_argument("--quick", action="store_true")
+    args = parser.parse_args()
+    instances, seeds, budget = CORE, args.seeds, args.budget
+    if args.quick:
+        instances, seeds, budget = CORE[:1], 1, min(budget, 300)
+    args.out.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for instance in instances:
+        for method in METHODS:
+            for seed in range(1 if method == "megatron" else seeds):
+                rows.append(run(instance, method, seed, budget))
+                last = rows[-1]
+                print(
+                    f"{last.instance:40} {method:15} seed {seed} "
+                    f"{last.tokens_per_s_per_gpu:9.1f} tokens/s/GPU",
+                    flush=True,
+                )
+    with (args.out / "results.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(asdict(rows[0])))
+        writer.writeheader()
+        writer.writerows(asdict(row) for row in rows)
+    text = json.dumps(summary(rows, budget, seeds), indent=1)
+    (args.out / "summary.json").write_text(text + "\n")
+    draw(rows, args.out / "headline.png")
+
+
+if __name__ == "__main__":
+    main()
