@@ -1,23 +1,29 @@
-"""HLO right after SPMD partitioning, of a lowered step, compiled in this process."""
+"""Compile a lowered step in this process, and keep the HLO after SPMD partitioning."""
 
 import tempfile
 from pathlib import Path
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 
 
-def after_spmd(lowered) -> str:
-    """The text of the pass's dump."""
+def compiled_with_dump(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, str]:
+    """The compiled step, and the text right after SPMD partitioning.
+
+    Not from the cache of the test run: what was not compiled dumps nothing.
+    """
+    cache = jax.config.jax_compilation_cache_dir
     with tempfile.TemporaryDirectory() as folder:
-        options = {
+        options: dict[str, str | bool] = {
             "xla_dump_to": folder,
             "xla_dump_hlo_pass_re": "^spmd-partitioning",
         }
-        # what comes from the cache of the test run was not compiled, and dumps nothing
-        jax.config.update("jax_enable_compilation_cache", False)
+        jax.config.update("jax_compilation_cache_dir", None)
+        compilation_cache.reset_cache()
         try:
-            lowered.compile(compiler_options=options)
+            compiled = lowered.compile(compiler_options=options)
         finally:
-            jax.config.update("jax_enable_compilation_cache", True)
+            jax.config.update("jax_compilation_cache_dir", cache)
+            compilation_cache.reset_cache()
         (dump,) = Path(folder).glob("*after_spmd-partitioning*.txt")
-        return dump.read_text()
+        return compiled, dump.read_text()

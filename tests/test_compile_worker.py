@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +12,7 @@ from jax.sharding import (
 
 from lts.compile_worker import CompiledProgram, compile_on_cpu
 from lts.hlo import list_collectives
+from tests.after_spmd import compiled_with_dump
 
 P = PartitionSpec
 AUTO = (AxisType.Auto,) * 2
@@ -79,15 +78,10 @@ def test_collectives_equal_the_closed_form(decode: CompiledProgram) -> None:
     assert max(c.count for c in final if c.kind == "all_reduce") == LAYERS
 
 
-def compile_here(jitted, folder: Path, *args: jax.ShapeDtypeStruct):
+def compile_here(jitted, *args: jax.ShapeDtypeStruct):
     """The direct way, on this process's devices: collectives and memory analysis."""
-    options: dict[str, str | bool] = {
-        "xla_dump_to": str(folder),
-        "xla_dump_hlo_pass_re": "^spmd-partitioning",
-    }
-    compiled = jitted.lower(*args).compile(compiler_options=options)
-    (dump,) = folder.glob("*after_spmd-partitioning*.txt")
-    collectives = list_collectives(dump.read_text(), ABSTRACT.shape)
+    compiled, dump = compiled_with_dump(jitted.lower(*args))
+    collectives = list_collectives(dump, ABSTRACT.shape)
     memory = compiled.memory_analysis()
     assert memory is not None
     return collectives, memory
@@ -98,10 +92,8 @@ def concrete_mesh() -> Mesh:
     return Mesh(devices, ("dp", "tp"), axis_types=AUTO)
 
 
-def test_program_equals_that_of_a_direct_compilation(
-    decode: CompiledProgram, tmp_path: Path
-) -> None:
-    direct, memory = compile_here(jit_decode(concrete_mesh()), tmp_path, *ARGS)
+def test_program_equals_that_of_a_direct_compilation(decode: CompiledProgram) -> None:
+    direct, memory = compile_here(jit_decode(concrete_mesh()), *ARGS)
     assert list_collectives(decode.after_spmd, ABSTRACT.shape) == direct
     assert decode.argument_bytes == memory.argument_size_in_bytes
     assert decode.output_bytes == memory.output_size_in_bytes
@@ -109,7 +101,7 @@ def test_program_equals_that_of_a_direct_compilation(
     assert decode.alias_bytes == memory.alias_size_in_bytes
 
 
-def test_shardings_propagate_as_in_a_direct_compilation(tmp_path: Path) -> None:
+def test_shardings_propagate_as_in_a_direct_compilation() -> None:
     def jit_repeat(mesh: Mesh | AbstractMesh):
         """The cache's spec reaches into the loops only if nothing stands between."""
 
@@ -135,7 +127,7 @@ def test_shardings_propagate_as_in_a_direct_compilation(tmp_path: Path) -> None:
 
     shapes = (16, 64), (64, 128), (128, 64), (16, 8, 64)
     args = tuple(jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes)
-    direct, _ = compile_here(jit_repeat(concrete_mesh()), tmp_path, *args)
+    direct, _ = compile_here(jit_repeat(concrete_mesh()), *args)
     program = compile_on_cpu(export(jit_repeat(ABSTRACT), *args), 8)
     assert list_collectives(program.after_spmd, ABSTRACT.shape) == direct
     assert ("all_gather", 15) in {(c.kind, c.count) for c in direct}

@@ -1,6 +1,5 @@
 import textwrap
 from collections.abc import Callable
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +13,7 @@ from lts.hlo import (
     list_collectives,
     rematerialization_warnings,
 )
+from tests.after_spmd import compiled_with_dump
 
 MESH_SHAPE = {"dp": 2, "tp": 4}
 
@@ -308,22 +308,17 @@ def named(*spec: str | None) -> NamedSharding:
 
 
 def compiled_texts(
-    fn: Callable, folder: Path, out: NamedSharding, *args: jax.ShapeDtypeStruct
+    fn: Callable, out: NamedSharding, *args: jax.ShapeDtypeStruct
 ) -> tuple[str, str]:
     """HLO after SPMD partitioning and at the end, compiled on the 8 CPU devices."""
-    options: dict[str, str | bool] = {
-        "xla_dump_to": str(folder),
-        "xla_dump_hlo_pass_re": "^spmd-partitioning",
-    }
     lowered = jax.jit(fn, out_shardings=out).lower(*args)
-    compiled = lowered.compile(compiler_options=options)
-    (dump,) = folder.glob("*after_spmd-partitioning*.txt")
+    compiled, dump = compiled_with_dump(lowered)
     final = compiled.as_text()
     assert final is not None
-    return dump.read_text(), final
+    return dump, final
 
 
-def test_nested_scans_multiply_in_real_hlo(tmp_path: Path) -> None:
+def test_nested_scans_multiply_in_real_hlo() -> None:
     def fn(x: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
         def mlp(x: jax.Array, _: None) -> tuple[jax.Array, None]:
             y = jnp.tanh(x @ up) @ down
@@ -336,7 +331,6 @@ def test_nested_scans_multiply_in_real_hlo(tmp_path: Path) -> None:
 
     texts = compiled_texts(
         fn,
-        tmp_path,
         named("dp"),
         jax.ShapeDtypeStruct((16, 64), jnp.bfloat16, sharding=named("dp")),
         jax.ShapeDtypeStruct((64, 128), jnp.bfloat16, sharding=named(None, "tp")),
@@ -350,7 +344,7 @@ def test_nested_scans_multiply_in_real_hlo(tmp_path: Path) -> None:
         assert found.op_name.endswith("dot_general")
 
 
-def test_bounded_and_unbounded_while_loops_in_real_hlo(tmp_path: Path) -> None:
+def test_bounded_and_unbounded_while_loops_in_real_hlo() -> None:
     def step(_: int, x: jax.Array) -> jax.Array:
         y = jax.lax.with_sharding_constraint(x.sum(0), named())
         return x + y[None]
@@ -361,7 +355,6 @@ def test_bounded_and_unbounded_while_loops_in_real_hlo(tmp_path: Path) -> None:
 
     after_spmd, _ = compiled_texts(
         fn,
-        tmp_path,
         named("dp"),
         jax.ShapeDtypeStruct((16, 8), jnp.float32, sharding=named("dp")),
         jax.ShapeDtypeStruct((), jnp.int32, sharding=named()),

@@ -8,7 +8,7 @@ import pytest
 
 import lts
 from lts.hlo import list_collectives
-from tests.after_spmd import after_spmd
+from tests.after_spmd import compiled_with_dump
 from tests.tiny import CLUSTER, model_of, priced
 
 
@@ -36,18 +36,14 @@ def test_every_emitted_collective_is_listed(name, degrees):
         args = plan.model.stage_problem(1).args(report.phase, phase.batch)
         mesh_shape = plan.assignment.degrees.shape
         found: Counter = Counter()
-        for c in list_collectives(after_spmd(step.lower(*args)), mesh_shape):
+        compiled, dump = compiled_with_dump(step.lower(*args))
+        for c in list_collectives(dump, mesh_shape):
             found[c.kind, c.axes, c.nbytes] += c.count
         assert emitted(report) == found
         local = sum(
             np.prod(sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
             for leaf, sharding in zip(
-                jax.tree.leaves(args),
-                step.prepared(args, {})
-                .step.lower(*jax.tree.leaves(args))
-                .compile()
-                .input_shardings[0],
-                strict=True,
+                jax.tree.leaves(args), compiled.input_shardings[0], strict=True
             )
         )
         assert report.argument_bytes == report.predicted_argument_bytes == local
