@@ -4,8 +4,8 @@
 
 Every method gets the same space, evaluator and budget (megatron is one evaluation).
 Writes summary.json (median tokens/s/GPU per instance and method, and the bound),
-results.csv (a row per run) and headline.png. About 35 seconds per instance and seed on 2
-cores at the default budget; `--quick` runs the first instance with a small budget.
+results.csv (a row per run) and headline.png. About 35 seconds per instance and seed
+on 2 cores at the default budget; `--quick` runs the first instance with a small one.
 
 The objective is predicted by the cost model; nothing was run on GPUs.
 
