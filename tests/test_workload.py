@@ -4,7 +4,7 @@ import json
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lts.workload import Workload
@@ -43,11 +43,13 @@ def test_equal_workloads_hash_equal() -> None:
     assert len({Workload(16, 4, tpot_ms=50), Workload(16, 4, tpot_ms=50.0)}) == 1
 
 
+@settings(deadline=None)  # machines are shared
 @given(WORKLOADS)
 def test_dict_form_survives_json(workload: Workload) -> None:
     assert Workload.from_dict(json.loads(json.dumps(workload.to_dict()))) == workload
 
 
+@settings(deadline=None)  # machines are shared
 @given(WORKLOADS)
 def test_seconds_are_positive_and_context_is_at_least_the_prompt(w: Workload) -> None:
     assert all(limit is None or limit > 0 for limit in (w.ttft_s, w.tpot_s))
