@@ -234,7 +234,7 @@ def check_fit(
     usable = cluster.usable_bytes
     if total <= usable:
         return
-    term = "the weights" if weights > usable else "the KV cache of one request"
+    term = "weights need" if weights > usable else "KV cache of one request needs"
     amount = weights if weights > usable else total - weights
     where = "" if weights > usable else f" beside {gigabytes(weights)} of weights"
     remedy = f"no cluster of these GPUs up to {MAX_NODES} nodes would do"
@@ -248,7 +248,7 @@ def check_fit(
             remedy = f"the smallest cluster of these GPUs that would do is {larger}"
             break
     raise NoFeasiblePlanError(
-        f"{name} does not fit {cluster}: {term} need {gigabytes(amount)} per GPU at "
+        f"{name} does not fit {cluster}: the {term} {gigabytes(amount)} per GPU at "
         f"least{where}, of {gigabytes(usable)} usable; {remedy}"
     )
 

@@ -74,7 +74,7 @@ def test_a_cache_that_cannot_fit_is_named_beside_the_weights() -> None:
     assert "the KV cache of one request need" in message
     # 2 x 2 bytes x 32 layers x 8 heads x 128, sharded 8 ways
     cache = 8_000_001 * 2 * 2 * 32 * 8 * 128 / 8
-    assert f"need {cache / 1e9:.1f} GB per GPU at least beside" in message
+    assert f"needs {cache / 1e9:.1f} GB per GPU at least beside" in message
 
 
 def test_a_hopeless_cache_is_refused_soon() -> None:
