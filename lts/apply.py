@@ -9,6 +9,7 @@ Mesh axes must be Auto; arguments must lie on the mesh before the call.
 """
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from lts.assignment import Assignment, States
-from lts.graph import Leaf, Node, OpGraph
+from lts.graph import Node, OpGraph
 from lts.layout import result_spec, spec_of, state_numbers
 from lts.mesh import MeshAxis
 from lts.tracing import Traced
@@ -74,11 +75,9 @@ def matched_states(graph: OpGraph, states: Mapping[str, States]) -> list[np.ndar
 
 
 def _aliases(name: str) -> list[str]:
-    """Names that may stand for a node, nearest first."""
-    first = "".join(
-        part.split("#")[0] + (":" if part.endswith(":") and "#" in part else "")
-        for part in (name,)
-    )
+    """Names that may stand for a node, nearest first: itself, the first of its name
+    (`attention/query#2:` -> `attention/query:`), and that without a layer's number."""
+    first = re.sub(r"#\d+", "", name)
     without_layer = "/".join(p for p in first.split("/") if not p.isdigit())
     return [name, first, without_layer]
 
@@ -282,13 +281,6 @@ def jitted(
         donate_argnums=tuple(donate),
         keep_unused=True,
     )
-
-
-def leaf_spec(
-    leaf: Leaf, node: Node, states: States, axes: Sequence[MeshAxis]
-) -> PartitionSpec:
-    """Spec of an argument or result."""
-    return spec_of(leaf.factors, state_numbers(node, states), axes)
 
 
 def without_unit_axes(assignment: Assignment) -> Assignment:

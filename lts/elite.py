@@ -93,16 +93,3 @@ def insert(
     fitness = jnp.where(keep & (better < quota), fitness, -jnp.inf)
     order = jnp.argsort(-fitness, stable=True)[: elites.fitness.shape[0]]
     return Elites(picks=picks[:, order], fitness=fitness[order])
-
-
-def merge(
-    elites: Elites, others: Elites, *, num_basin_genes: int, quota: int
-) -> Elites:
-    """The best of two buffers, in the shape of the first."""
-    return insert(
-        elites,
-        others.picks,
-        others.fitness,
-        num_basin_genes=num_basin_genes,
-        quota=quota,
-    )

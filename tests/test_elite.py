@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lts.elite import empty_elites, fingerprints, merge, repeats
+from lts.elite import empty_elites, fingerprints, repeats
 from lts.elite import insert as eager_insert
 
 insert = jax.jit(eager_insert, static_argnames=("num_basin_genes", "quota"))
@@ -59,13 +59,6 @@ def test_of_equal_fitness_the_first_found_stays():
     found = buffer([[i, 0] for i in range(4)], [1.0] * 4)
     found = insert(found, jnp.array([[9, 9]]).T, jnp.array([1.0]), **RULE)
     assert [picks for picks, _ in held(found)] == [[i, 0] for i in range(4)]
-
-
-def test_merge_is_insertion_of_the_other():
-    one = buffer([[0, 1], [1, 1]], [1.0, 3.0])
-    other = buffer([[2, 1], [1, 1]], [2.0, 3.0])
-    expected = [([1, 1], 3.0), ([2, 1], 2.0), ([0, 1], 1.0)]
-    assert held(merge(one, other, **RULE)) == expected
 
 
 def test_fingerprints_tell_permuted_and_neighbouring_candidates_apart():
