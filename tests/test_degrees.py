@@ -10,11 +10,12 @@ from lts.degrees import by_hand, by_specs, main_group, named_degrees, tensor_lab
 from lts.hardware import Cluster
 from lts.layout import spec_of, state_numbers
 from lts.mesh import Degrees, MeshAxis, enumerate_degrees
-from lts.models import DecoderConfig, DenseModel, load
+from lts.models import DenseModel, load
 from lts.prepare import prepare_problem
 from lts.problem import TRACED_BATCH, linked, trace_problem, zoo_problem
 from lts.space import Space, build_space
 from lts.workload import Workload
+from tests.tiny import PRICED as TINY
 
 WORKLOAD = Workload(input_len=64, output_len=64)
 
@@ -105,17 +106,6 @@ MEGATRON = {
     "cache/value": P(None, "dp", "tp"),
     "tokens": P("dp"),
 }
-TINY = DecoderConfig(
-    name="tiny",
-    vocab_size=4096,
-    hidden_size=512,
-    intermediate_size=1536,
-    num_hidden_layers=4,
-    num_attention_heads=8,
-    num_key_value_heads=4,
-    head_dim=64,
-    max_position_embeddings=4096,
-)
 
 
 @pytest.mark.parametrize("shape", [(1, 4), (2, 4)])

@@ -11,7 +11,7 @@ import pytest
 import lts
 from lts.cost.tables import batch_ladder, padded
 from lts.hardware import Cluster
-from lts.models import DecoderConfig, DenseModel, load
+from lts.models import DenseModel, load
 from lts.prepare import NoFeasiblePlanError, prepare_function, prepare_problem
 from lts.problem import (
     TRACED_BATCH,
@@ -21,18 +21,7 @@ from lts.problem import (
     zoo_problem,
 )
 from lts.workload import Workload
-
-TINY = DecoderConfig(
-    name="tiny",
-    vocab_size=4096,
-    hidden_size=512,
-    intermediate_size=1536,
-    num_hidden_layers=4,
-    num_attention_heads=8,
-    num_key_value_heads=4,
-    head_dim=64,
-    max_position_embeddings=4096,
-)
+from tests.tiny import PRICED as TINY
 
 
 def refusal(name: str, workload: Workload, cluster: str) -> str:

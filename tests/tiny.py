@@ -3,7 +3,7 @@
 import functools
 
 import lts
-from lts.models import DenseModel, read_config
+from lts.models import DecoderConfig, DenseModel, read_config
 
 BATCH, PROMPT, STEPS = 16, 16, 4
 BASE = {
@@ -27,6 +27,19 @@ CONFIGS = {
     "tied": {**BASE, "tie_word_embeddings": True},
     "two KV heads": {**BASE, "num_key_value_heads": 2},
 }
+PRICED = DecoderConfig(
+    name="tiny",
+    vocab_size=4096,
+    hidden_size=512,
+    intermediate_size=1536,
+    num_hidden_layers=4,
+    num_attention_heads=8,
+    num_key_value_heads=4,
+    head_dim=64,
+    max_position_embeddings=4096,
+)
+"""Large enough that prices differ by layout; never run."""
+
 WORKLOAD = lts.Workload(PROMPT, 8, concurrency=BATCH)
 CLUSTER = lts.Cluster.parse("h100:1x8")
 

@@ -13,23 +13,12 @@ import numpy as np
 import pytest
 
 from lts.hardware import Cluster
-from lts.models import DecoderConfig, DenseModel
+from lts.models import DenseModel
 from lts.prepare import Prepared, prepare_function, prepare_problem
 from lts.problem import zoo_problem
 from lts.space import Space
 from lts.workload import Workload
-
-TINY = DecoderConfig(
-    name="tiny",
-    vocab_size=4096,
-    hidden_size=512,
-    intermediate_size=1536,
-    num_hidden_layers=4,
-    num_attention_heads=8,
-    num_key_value_heads=4,
-    head_dim=64,
-    max_position_embeddings=4096,
-)
+from tests.tiny import PRICED as TINY
 
 
 def _random_picks(space: Space, count: int, seed: int = 0) -> np.ndarray:
