@@ -12,7 +12,7 @@ from lts.degrees import by_hand, by_specs
 from lts.hardware import Cluster
 from lts.mesh import Degrees, MeshAxis
 from lts.methods import METHODS, run
-from lts.models import DenseModel, load
+from lts.models import Decoder, load
 from lts.phase import ModelSource
 from lts.plan import Plan
 from lts.prepare import (
@@ -27,7 +27,7 @@ from lts.workload import Workload
 DEFAULT_METHOD = "learn_to_shard"
 DEFAULT_BUDGET = 30_000
 
-Target = str | os.PathLike[str] | DenseModel | Problem | Callable[..., Any]
+Target = str | os.PathLike[str] | Decoder | Problem | Callable[..., Any]
 
 
 def search(
@@ -54,7 +54,7 @@ def search(
     Args:
       target: a function (with `args`, `kwargs`: arrays or `ShapeDtypeStruct`s; the
         objective is its step time), or a zoo name, the path of a Hugging Face
-        config.json, a `DenseModel` or a `Problem` (with `workload`; the objective is
+        config.json, a `Decoder` or a `Problem` (with `workload`; the objective is
         generated tokens/s/GPU within its limits, read tokens/s/GPU if it generates
         none).
       cluster: to plan for; None with `mesh` means as many H100s as it has devices.
@@ -199,7 +199,7 @@ def _prepare(
     model = None
     if isinstance(target, str | os.PathLike):
         target = load(target)
-    if isinstance(target, DenseModel):
+    if isinstance(target, Decoder):
         if workload is None:
             raise ValueError(
                 f"{target.name} is a model to serve: pass workload=lts.Workload("

@@ -21,7 +21,7 @@ import jax
 from lts.api import DEFAULT_BUDGET, DEFAULT_METHOD, price, search
 from lts.hardware import Cluster
 from lts.methods import METHODS
-from lts.models import DenseModel, kv_bytes_per_token, load, names
+from lts.models import Decoder, kv_bytes_per_token, load, names
 from lts.plan import Plan
 from lts.prepare import NoFeasiblePlanError
 from lts.report.listing import clusters_text, models_text, verification_text
@@ -166,7 +166,7 @@ def _dtype(text: str) -> str:
     return name
 
 
-def _problem(args: argparse.Namespace) -> tuple[DenseModel, dict[str, Any]]:
+def _problem(args: argparse.Namespace) -> tuple[Decoder, dict[str, Any]]:
     """The model, and what `search` and `price` take alike."""
     if ":" in args.model and not Path(args.model).exists():
         raise ValueError(

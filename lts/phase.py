@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from lts.applied import AppliedStep, auto_mesh, put
 from lts.assignment import Assignment
 from lts.cost.predict import predicted_collectives
-from lts.models import DenseModel, config_from_dict, config_to_dict
+from lts.models import Decoder, config_from_dict, config_to_dict
 from lts.pipeline import PipelinedStep
 from lts.problem import Problem, argument_names, zoo_problem
 from lts.tracing import argument_paths
@@ -26,7 +26,7 @@ Specs = Mapping[str, PartitionSpec]
 class ModelSource:
     """The model that a plan serves, so that it can be built again."""
 
-    model: DenseModel
+    model: Decoder
     workload: Workload
     weight_dtype: str | None
     kv_dtype: str | None
@@ -37,7 +37,7 @@ class ModelSource:
         layers = config.num_hidden_layers // stages
         own = dataclasses.replace(config, num_hidden_layers=layers)
         return zoo_problem(
-            DenseModel(config=own, layers=self.model.layers),
+            Decoder(config=own, layers=self.model.layers),
             self.workload,
             weight_dtype=self.weight_dtype,
             kv_dtype=self.kv_dtype,
@@ -57,7 +57,7 @@ class ModelSource:
     def from_dict(cls, data: Mapping[str, Any], workload: Workload) -> "ModelSource":
         """The source that `to_dict` wrote."""
         return cls(
-            model=DenseModel(
+            model=Decoder(
                 config=config_from_dict(data["config"]), layers=data["layers"]
             ),
             workload=workload,

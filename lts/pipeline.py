@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from lts.applied import AppliedStep, auto_mesh, put
 from lts.assignment import Assignment
-from lts.models import DenseModel
+from lts.models import Decoder
 
 RESIDUAL = "embed:"
 """Name of the residual stream in the graphs of `lts.models`."""
@@ -31,7 +31,7 @@ class PipelinedStep:
     the cache, over stages and micro-batches). The cache is donated.
     """
 
-    model: DenseModel
+    model: Decoder
     assignment: Assignment
     phase: str
     dims: Mapping[str, Sequence[str]]

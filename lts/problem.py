@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from lts.graph import NodeKind, OpGraph
-from lts.models import DenseModel
+from lts.models import Decoder
 from lts.tracing import Traced, argument_paths, link_phases, trace_program
 from lts.workload import Workload
 
@@ -70,7 +70,7 @@ def argument_names(function: Callable[..., Any], count: int) -> tuple[str, ...]:
 
 
 def zoo_problem(
-    model: DenseModel,
+    model: Decoder,
     workload: Workload,
     *,
     weight_dtype: str | None = None,
@@ -97,7 +97,7 @@ def zoo_problem(
     )
 
 
-def _zoo_dims(model: DenseModel) -> dict[str, tuple[str, ...]]:
+def _zoo_dims(model: Decoder) -> dict[str, tuple[str, ...]]:
     heads = ("kv_heads", "group", "head")
     layer = {
         "query": ("hidden", *heads),

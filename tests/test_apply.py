@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec
 import lts
 from lts.applied import AppliedStep
 from lts.apply import without_unit_axes
-from lts.models import DenseModel
+from lts.models import Decoder
 from lts.prepare import prepare_problem
 from lts.problem import zoo_problem
 from tests.tiny import (
@@ -68,7 +68,7 @@ def unsharded():
     return found
 
 
-def run(plan: lts.Plan, model: DenseModel, params) -> list[np.ndarray]:
+def run(plan: lts.Plan, model: Decoder, params) -> list[np.ndarray]:
     cache = model.init_cache(BATCH, PROMPT + 8)
     prefill, decode = plan.apply(model.prefill), plan.apply(model.decode)
     args = plan.phase("prefill").device_put((params, cache, prompt()))

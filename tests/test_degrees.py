@@ -10,7 +10,7 @@ from lts.degrees import by_hand, by_specs, main_group, named_degrees, tensor_lab
 from lts.hardware import Cluster
 from lts.layout import spec_of, state_numbers
 from lts.mesh import Degrees, MeshAxis, enumerate_degrees
-from lts.models import DenseModel, load
+from lts.models import Decoder, load
 from lts.prepare import prepare_problem
 from lts.problem import TRACED_BATCH, linked, trace_problem, zoo_problem
 from lts.space import Space, build_space
@@ -117,7 +117,7 @@ def test_specs_of_megatron_cost_what_its_degrees_cost(shape: tuple[int, int]) ->
         MeshAxis(name="tp", size=tp, inside=True),
     )
     prepared = prepare_problem(
-        zoo_problem(DenseModel(config=TINY), workload),
+        zoo_problem(Decoder(config=TINY), workload),
         workload,
         Cluster.parse(f"h100:1x{dp * tp}"),
         degrees=(Degrees(stages=1, axes=axes),),

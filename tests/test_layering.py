@@ -134,7 +134,7 @@ def test_a_model_file_that_uses_the_search_or_another_library_is_found(
     module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "lts/models").mkdir(parents=True)
-    (tmp_path / "lts/models/dense.py").write_text(f"import {module}\nimport jax\n")
+    (tmp_path / "lts/models/decoder.py").write_text(f"import {module}\nimport jax\n")
     monkeypatch.setattr(f"{__name__}.ROOT", tmp_path)
-    (fault,) = layering_faults("lts/models/dense.py")
+    (fault,) = layering_faults("lts/models/decoder.py")
     assert module in fault and "reference room" in fault

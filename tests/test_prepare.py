@@ -11,7 +11,7 @@ import pytest
 import lts
 from lts.cost.tables import batch_ladder, padded
 from lts.hardware import Cluster
-from lts.models import DenseModel, load
+from lts.models import Decoder, load
 from lts.prepare import NoFeasiblePlanError, prepare_function, prepare_problem
 from lts.problem import (
     TRACED_BATCH,
@@ -103,7 +103,7 @@ def test_keyword_arguments_are_priced() -> None:
 
 def test_a_given_concurrency_is_split_over_stages() -> None:
     workload = Workload(input_len=64, output_len=64, concurrency=24)
-    problem = zoo_problem(DenseModel(config=TINY), workload)
+    problem = zoo_problem(Decoder(config=TINY), workload)
     found = prepare_problem(problem, workload, Cluster.parse("h100:1x8"))
     batches = found.evaluator.tables.phases["decode"].batches
     stages = np.array([d.stages for d in found.space.degrees])
@@ -112,14 +112,14 @@ def test_a_given_concurrency_is_split_over_stages() -> None:
 
 def test_prefill_only_has_one_phase() -> None:
     workload = Workload(input_len=64)
-    problem = zoo_problem(DenseModel(config=TINY), workload)
+    problem = zoo_problem(Decoder(config=TINY), workload)
     found = prepare_problem(problem, workload, Cluster.parse("h100:1x8"))
     assert list(found.graphs) == list(found.traced) == ["prefill"]
     assert list(found.evaluator.tables.phases) == ["prefill"]
 
 
 def test_batch_dims_are_those_that_change_with_the_batch() -> None:
-    problem = zoo_problem(DenseModel(config=TINY), Workload(64, 64))
+    problem = zoo_problem(Decoder(config=TINY), Workload(64, 64))
     assert batch_dims(problem, "prefill") == {
         "cache/key": (1,),
         "cache/value": (1,),

@@ -13,7 +13,7 @@ from lts.graph import NONE, NodeKind, OpGraph
 from lts.hardware import Cluster
 from lts.layout import spec_of, state_numbers
 from lts.mesh import Degrees, MeshAxis, enumerate_degrees
-from lts.models import DecoderConfig, DenseModel
+from lts.models import DecoderConfig, Decoder
 from lts.pins import pin
 from lts.problem import TRACED_BATCH, linked, trace_problem, zoo_problem
 from lts.space import Space, build_space
@@ -35,7 +35,7 @@ TINY = DecoderConfig(
 
 @pytest.fixture(scope="module")
 def graphs() -> Mapping[str, OpGraph]:
-    problem = zoo_problem(DenseModel(config=TINY), Workload(input_len=24, output_len=8))
+    problem = zoo_problem(Decoder(config=TINY), Workload(input_len=24, output_len=8))
     traced = trace_problem(problem, ("prefill", "decode"), TRACED_BATCH)
     return linked(traced, problem.dim_names)
 

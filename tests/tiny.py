@@ -3,7 +3,7 @@
 import functools
 
 import lts
-from lts.models import DecoderConfig, DenseModel, read_config
+from lts.models import DecoderConfig, Decoder, read_config
 
 BATCH, PROMPT, STEPS = 16, 16, 4
 BASE = {
@@ -44,9 +44,9 @@ WORKLOAD = lts.Workload(PROMPT, 8, concurrency=BATCH)
 CLUSTER = lts.Cluster.parse("h100:1x8")
 
 
-def model_of(name: str, layers: str = "scan") -> DenseModel:
+def model_of(name: str, layers: str = "scan") -> Decoder:
     """The tiny decoder of that name; `layers` as in `lts.models.load`."""
-    return DenseModel(config=read_config(CONFIGS[name], name), layers=layers)
+    return Decoder(config=read_config(CONFIGS[name], name), layers=layers)
 
 
 @functools.cache

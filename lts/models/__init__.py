@@ -12,12 +12,12 @@ from lts.models.config import (
     kv_bytes_per_token,
     read_config,
 )
-from lts.models.dense import DenseModel
+from lts.models.decoder import Decoder
 from lts.models.loading import load, names
 
 __all__ = [
     "DecoderConfig",
-    "DenseModel",
+    "Decoder",
     "config_from_dict",
     "config_to_dict",
     "kv_bytes_per_token",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lts.models.config import read_config
-from lts.models.dense import DenseModel
+from lts.models.decoder import Decoder
 from lts.models.parameters import LayerForm
 
 _ZOO = resources.files("lts.models") / "zoo"
@@ -27,7 +27,7 @@ def names() -> tuple[str, ...]:
 
 def load(
     name_or_path: str | os.PathLike[str], *, layers: LayerForm = "scan"
-) -> DenseModel:
+) -> Decoder:
     """Loads a decoder's functions and shapes; no weights are read or made.
 
     Args:
@@ -45,7 +45,7 @@ def load(
     asked = os.fspath(name_or_path)
     if asked in names():
         fields = json.loads((_ZOO / f"{asked}.json").read_text(encoding="utf-8"))
-        return DenseModel(config=read_config(fields, asked), layers=layers)
+        return Decoder(config=read_config(fields, asked), layers=layers)
     path = Path(asked)
     if os.sep not in asked and not asked.endswith(".json") and not path.exists():
         raise ValueError(_unknown(asked))
@@ -53,7 +53,7 @@ def load(
         path = path / "config.json"
     fields = _read_object(path)
     stem = path.resolve().parent.name if path.name == "config.json" else path.stem
-    return DenseModel(config=read_config(fields, stem), layers=layers)
+    return Decoder(config=read_config(fields, stem), layers=layers)
 
 
 def _read_object(path: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from lts.graph import OpGraph
 from lts.hardware import Cluster
 from lts.layout import state_numbers
 from lts.mesh import MeshAxis, enumerate_degrees
-from lts.models import DecoderConfig, DenseModel
+from lts.models import DecoderConfig, Decoder
 from lts.problem import TRACED_BATCH, linked, trace_problem, zoo_problem
 from lts.space import Space, build_space
 from lts.tracing import link_phases, trace_program
@@ -145,7 +145,7 @@ CONFIG = DecoderConfig(
 
 @pytest.fixture(scope="module")
 def decoder() -> Space:
-    problem = zoo_problem(DenseModel(config=CONFIG), Workload(24, 8))
+    problem = zoo_problem(Decoder(config=CONFIG), Workload(24, 8))
     traced = trace_problem(problem, ("prefill", "decode"), TRACED_BATCH)
     graphs = linked(traced, problem.dim_names)
     return build_space(graphs, enumerate_degrees(Cluster.parse("h100:1x8")))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from lts.hardware import Cluster
-from lts.models import DenseModel
+from lts.models import Decoder
 from lts.prepare import Prepared, prepare_function, prepare_problem
 from lts.problem import zoo_problem
 from lts.space import Space
@@ -50,7 +50,7 @@ def pricing() -> ModuleType:
 
 def _served(cluster: str, **fields: Any) -> Prepared:
     workload = Workload(**fields)
-    problem = zoo_problem(DenseModel(config=TINY), workload)
+    problem = zoo_problem(Decoder(config=TINY), workload)
     return prepare_problem(problem, workload, Cluster.parse(cluster))
 
 

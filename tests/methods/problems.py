@@ -9,7 +9,7 @@ from lts.evaluate.tables import TableEvaluator
 from lts.graph import NodeKind, OpGraph
 from lts.hardware import Cluster
 from lts.mesh import enumerate_degrees
-from lts.models import DenseModel, read_config
+from lts.models import Decoder, read_config
 from lts.space import build_space
 from lts.tracing import link_phases, trace, trace_program
 from lts.tracing.labels import hub_value
@@ -34,7 +34,7 @@ def _kind(path: str) -> NodeKind:
 
 
 def serving_evaluator(
-    model: DenseModel, cluster: Cluster, workload: Workload
+    model: Decoder, cluster: Cluster, workload: Workload
 ) -> TableEvaluator:
     """Tables of a decoder served colocated."""
     graphs: dict[str, OpGraph] = {}
@@ -78,5 +78,5 @@ def plain_evaluator(function, args, cluster: Cluster) -> TableEvaluator:
 def small_decoder() -> TableEvaluator:
     """A small decoder on four GPUs of one node; few random candidates are feasible."""
     workload = Workload(input_len=512, output_len=64, ttft_ms=20, tpot_ms=0.4)
-    model = DenseModel(config=read_config(TINY, "tiny"))
+    model = Decoder(config=read_config(TINY, "tiny"))
     return serving_evaluator(model, Cluster.parse("h100:1x4"), workload)

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from lts.graph import NodeKind, OpGraph
-from lts.models import DecoderConfig, DenseModel, load
+from lts.models import DecoderConfig, Decoder, load
 from lts.problem import TRACED_BATCH, linked, trace_problem, zoo_problem
 from lts.tracing.labels import dim_names, hub_value
 from lts.workload import Workload
@@ -24,7 +24,7 @@ TINY = DecoderConfig(
 )
 
 
-def graphs_of(model: DenseModel, workload: Workload = WORKLOAD) -> dict[str, OpGraph]:
+def graphs_of(model: Decoder, workload: Workload = WORKLOAD) -> dict[str, OpGraph]:
     problem = zoo_problem(model, workload)
     traced = trace_problem(problem, ("prefill", "decode"), TRACED_BATCH)
     return linked(traced, problem.dim_names)
@@ -32,12 +32,12 @@ def graphs_of(model: DenseModel, workload: Workload = WORKLOAD) -> dict[str, OpG
 
 @pytest.fixture(scope="module")
 def tiny() -> dict[str, OpGraph]:
-    return graphs_of(DenseModel(config=TINY))
+    return graphs_of(Decoder(config=TINY))
 
 
 @pytest.fixture(scope="module")
 def unrolled() -> dict[str, OpGraph]:
-    return graphs_of(DenseModel(config=TINY, layers="unrolled"))
+    return graphs_of(Decoder(config=TINY, layers="unrolled"))
 
 
 def layer_products(config: DecoderConfig) -> int:
@@ -104,7 +104,7 @@ def test_unrolled_kernels_read_and_write_what_scanned_ones_do(tiny, unrolled) ->
 
 
 def test_weights_weigh_what_the_parameters_count(tiny) -> None:
-    model = DenseModel(config=TINY)
+    model = Decoder(config=TINY)
     for graph in tiny.values():
         nbytes = sum(
             leaf.array.nbytes
@@ -194,7 +194,7 @@ def test_nothing_is_replicated_or_noted(tiny, unrolled) -> None:
 
 def test_tied_embeddings_are_one_parameter_with_two_readers() -> None:
     tied = dataclasses.replace(TINY, tie_word_embeddings=True)
-    graph = graphs_of(DenseModel(config=tied))["decode"]
+    graph = graphs_of(Decoder(config=tied))["decode"]
     table = graph.node("params/embed")
     readers = [
         graph.nodes[e.target].name for e in graph.edges if e.source == table.index

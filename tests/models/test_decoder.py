@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.extend.core import Jaxpr, jaxprs_in_params
 
-from lts.models import DenseModel, load, names, read_config
+from lts.models import Decoder, load, names, read_config
 
 TINY = {
     "model_type": "llama",
@@ -55,12 +55,12 @@ VARIANTS = {
 BATCH, INPUT_LEN, STEPS, CACHE_LEN = 2, 5, 4, 12
 
 
-def build(variant: str, layers: Literal["scan", "unrolled"] = "scan") -> DenseModel:
+def build(variant: str, layers: Literal["scan", "unrolled"] = "scan") -> Decoder:
     config = read_config(TINY | VARIANTS[variant], variant)
-    return DenseModel(config=config, layers=layers)
+    return Decoder(config=config, layers=layers)
 
 
-def random_params(model: DenseModel):
+def random_params(model: Decoder):
     """Weights on the host; norm scales are not one, so that each of them is seen."""
     random = np.random.default_rng(0)
     return jax.tree.map(
@@ -147,7 +147,7 @@ def reference_logits(fields, params, tokens: np.ndarray) -> np.ndarray:
     return last @ weights.get("unembed", weights["embed"].T)
 
 
-def run(model: DenseModel, params, tokens: np.ndarray, kv_dtype=None) -> np.ndarray:
+def run(model: Decoder, params, tokens: np.ndarray, kv_dtype=None) -> np.ndarray:
     """Logits [steps + 1, b, vocab]: a prefill, then decodes that carry the cache."""
     cache = model.init_cache(BATCH, CACHE_LEN, kv_dtype)
     logits, cache = jax.jit(model.prefill)(params, cache, tokens[:, :INPUT_LEN])
@@ -218,7 +218,7 @@ def test_zoo_totals_equal_the_published_ones(name, published):
 
 def test_initial_matrices_keep_the_scale_of_their_input_and_norms_are_one():
     config = read_config(TINY | {"hidden_size": 64, "intermediate_size": 256}, "m")
-    params = DenseModel(config=config).init_params(jax.random.key(0))
+    params = Decoder(config=config).init_params(jax.random.key(0))
     for name, fan_in in [("query", 64), ("out", 64), ("up", 64), ("down", 256)]:
         # At least 12,288 draws: the spread of their deviation is below 0.7%.
         assert params["layers"][name].std() == pytest.approx(fan_in**-0.5, rel=0.03)
@@ -228,7 +228,7 @@ def test_initial_matrices_keep_the_scale_of_their_input_and_norms_are_one():
 def test_a_biased_layer_counts_its_biases():
     d, heads, kv, k, layers = 24, 4, 2, 10, 2
     tiny = TINY | {"model_type": "qwen3", "head_dim": k, "num_key_value_heads": kv}
-    plain = DenseModel(config=read_config(tiny, "plain")).num_params
+    plain = Decoder(config=read_config(tiny, "plain")).num_params
     biases = layers * (heads * k + 2 * kv * k + d)
     assert build("qwen3_norms_and_biases").num_params == plain + biases
 

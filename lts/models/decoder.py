@@ -19,7 +19,7 @@ Phase = Literal["prefill", "decode"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class DenseModel:
+class Decoder:
     """A decoder's functions and abstract arguments; hashable, holds no weights.
 
     Args:
