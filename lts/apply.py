@@ -11,7 +11,7 @@ Mesh axes must be Auto; arguments must lie on the mesh before the call.
 import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -20,7 +20,8 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from lts.assignment import Assignment, States
 from lts.graph import Node, OpGraph
-from lts.layout import result_spec, spec_of, state_numbers
+from lts.layout import resolved, result_spec, spec_of, state_numbers
+from lts.local_ops import EXPERTS, Form, local_form
 from lts.mesh import MeshAxis
 from lts.tracing import Traced
 from lts.tracing.flatten import Equation, Path, Tensor, inner_jaxprs, open_jaxpr
@@ -37,6 +38,7 @@ class PhaseSpecs:
       before, after: per equation path, specs that operands and results are put to, in
         order; by position.
       entries: per inner jaxpr, specs that its inputs are put to.
+      local: per equation path, the form that replaces the equation.
     """
 
     arguments: tuple[PartitionSpec, ...]
@@ -44,6 +46,7 @@ class PhaseSpecs:
     before: Mapping[Path, Mapping[int, PartitionSpec]]
     after: Mapping[Path, Mapping[int, tuple[PartitionSpec, ...]]]
     entries: Mapping[Path, Mapping[int, PartitionSpec]]
+    local: Mapping[Path, Form] = field(default_factory=dict)
 
 
 def matched_states(graph: OpGraph, states: Mapping[str, States]) -> list[np.ndarray]:
@@ -102,12 +105,16 @@ def phase_specs(
 
     before: dict[Path, dict[int, PartitionSpec]] = {}
     after: dict[Path, dict[int, tuple[PartitionSpec, ...]]] = {}
+    local: dict[Path, Form] = {}
     ops = {d.equation.path: i for i, d in enumerate(places.draft.decisions)}
     crossing = {(c.source.index, c.target.index): c for c in places.draft.crossings}
     for path, eq in traced.equations.items():
         if path in ops:
             node = graph.nodes[ops[path]]
             before[path], after[path] = _op_specs(eq, node, states, places, axes)
+            form = _local_form(eq, node, states, places, axes)
+            if form is not None:
+                local[path] = form
             continue
         outs = {i: value_spec(out) for i, out in enumerate(eq.outs)}
         after[path] = {i: (spec,) for i, spec in outs.items() if spec is not None}
@@ -130,6 +137,7 @@ def phase_specs(
         before=before,
         after=after,
         entries=entries,
+        local=local,
     )
 
 
@@ -149,7 +157,7 @@ def _op_specs(
 ) -> tuple[dict[int, PartitionSpec], dict[int, tuple[PartitionSpec, ...]]]:
     own = states[node.index]
     operands = {
-        i: spec_of(operand.factors, own, axes)
+        i: spec_of(operand.factors, resolved(own, node, operand.factors), axes)
         for i, operand in enumerate(node.operands)
         if operand.value >= 0
     }
@@ -163,8 +171,23 @@ def _op_specs(
         scattered = np.zeros_like(there) if node.primitive == "gather" else there
         first = result_spec(result.factors, node, own, factors, scattered, axes)
         last = spec_of(factors, there, axes)
-        results[i] = (first,) if first == last else (first, last)
+        if first == last or node.primitive == EXPERTS:  # which sums itself
+            results[i] = (last,)
+        else:
+            results[i] = (first, last)
     return operands, results
+
+
+def _local_form(
+    eq: Equation,
+    node: Node,
+    states: Sequence[np.ndarray],
+    places: Any,
+    axes: Sequence[MeshAxis],
+) -> Form | None:
+    factors, there = places.factors_of(eq.outs[0]), node.results[0].value
+    numbers = states[there] if there >= 0 else np.zeros(len(axes), np.int64)
+    return local_form(node, states[node.index], factors, numbers, axes)
 
 
 class _Rewriter:
@@ -235,9 +258,13 @@ class _Rewriter:
                         resharded[atom, spec] = self.put(value, spec)
                     value = resharded[atom, spec]
                 operands.append(value)
-            params = self.params(equation, here)
+            form = self.specs.local.get(here)
             with equation.ctx.manager:
-                outs = equation.primitive.bind(*operands, **params)
+                if form is not None:
+                    outs = form(self.mesh, equation, operands, equation.params)
+                else:
+                    params = self.params(equation, here)
+                    outs = equation.primitive.bind(*operands, **params)
             outs = outs if equation.primitive.multiple_results else [outs]
             after = self.specs.after.get(here, {})
             for number, (var, out) in enumerate(

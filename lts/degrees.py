@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from lts.expert_roles import expert_degrees, expert_labels
 from lts.graph import Node, NodeKind
 from lts.pins import pin
 from lts.space import Space
 
-NAMES = ("pp", "dp", "tp", "cp")
+NAMES = ("pp", "dp", "tp", "cp", "moe_tp", "moe_ep")
 
 
 def main_group(space: Space) -> int:
@@ -103,7 +104,7 @@ def named_degrees(space: Space, picks: np.ndarray) -> dict[str, int]:
                 votes[kind] += 1
         if any(votes.values()):
             found[max(votes, key=lambda kind: votes[kind])] *= size
-    return {**found, "moe_tp": 1, "moe_ep": 1}
+    return {**found, **expert_degrees(space, choices, int(picks[0]))}
 
 
 def _everywhere(space: Space) -> frozenset[int]:
@@ -116,6 +117,10 @@ def _everywhere(space: Space) -> frozenset[int]:
 
 def by_hand(space: Space, degrees: Mapping[str, int]) -> np.ndarray:
     """The candidate of degrees by column / row rules; the rest is data parallel.
+
+    Experts fold the GPUs of a stage anew: `moe_tp` ways of their hidden index, `moe_ep`
+    ways of tokens and experts together, tokens alone over the rest. Where neither is
+    given they follow the others: their hidden index over tp.
 
     Raises:
       ValueError: for an unknown or non-positive degree, or degrees that no mesh of the
@@ -133,8 +138,13 @@ def by_hand(space: Space, degrees: Mapping[str, int]) -> np.ndarray:
         sizes = [axis.size for axis in found.axes]
         split = _split(sizes, (tp, cp))
         rest = found.mesh_size // (tp * cp)
-        if split is not None and degrees.get("dp", rest) == rest:
-            return with_roles(space, number, split)
+        if split is None or degrees.get("dp", rest) != rest:
+            continue
+        folded = _split(sizes, (degrees.get("moe_tp", 1), degrees.get("moe_ep", 1)))
+        if folded is not None:
+            experts = [{"cp": "ep"}.get(use, use) for use in folded]
+            given = "moe_tp" in degrees or "moe_ep" in degrees
+            return with_roles(space, number, split, experts if given else None)
     have = sorted({(d.stages, d.mesh_size) for d in space.degrees})
     raise ValueError(
         f"no mesh has degrees {dict(degrees)}: pp x dp x tp x cp must use all GPUs; "
@@ -168,8 +178,10 @@ def _split(sizes: list[int], wanted: tuple[int, int]) -> list[str] | None:
     return place(len(sizes) - 1, *wanted)
 
 
-def with_roles(space: Space, number: int, uses: Sequence[str]) -> np.ndarray:
-    """The candidate in which every axis is used alike in all groups.
+def with_roles(
+    space: Space, number: int, uses: Sequence[str], experts: Sequence[str] | None = None
+) -> np.ndarray:
+    """The candidate in which every axis is used alike in all groups but the experts'.
 
     Tensor axes shard the group's first tensor label whose units they divide, from the
     innermost axis on, as repairs do.
@@ -177,6 +189,8 @@ def with_roles(space: Space, number: int, uses: Sequence[str]) -> np.ndarray:
     Args:
       number: of the degrees.
       uses: per axis "tp", "cp" or "dp".
+      experts: per axis a use of `lts.expert_roles.USES`; None for tp where `uses` has
+        it, else dp.
 
     Returns:
       host int32 `[genes]`.
@@ -184,14 +198,19 @@ def with_roles(space: Space, number: int, uses: Sequence[str]) -> np.ndarray:
     picks = np.zeros(space.num_genes, np.int32)
     picks[0] = number
     axes, batch = space.degrees[number].axes, batch_labels(space)
+    if experts is None:
+        experts = ["tp" if use == "tp" else "dp" for use in uses]
     for group in range(len(space.groups)):
-        labels = space.role_labels[group]
+        labels, own = space.role_labels[group], expert_labels(space, group)
         units = _units(space, group)
         for axis in reversed(range(len(axes))):
             size, label = axes[axis].size, None
             if size == 1:
                 continue
-            if uses[axis] == "tp":
+            if own is not None:
+                label = getattr(own, experts[axis])
+                label = label if label in labels else None
+            elif uses[axis] == "tp":
                 tensor = tensor_labels(space, group)
                 label = next((x for x in tensor if units[x] % size == 0), None)
                 if label is not None:

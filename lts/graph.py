@@ -9,7 +9,8 @@ A program becomes one `OpGraph`. Its *nodes* are of two kinds, and both are desc
   (the residual stream; a cache and its updates; a parameter and its slices): they share
   one layout.
 
-A choice of a node says, for every mesh axis, which one factor it shards, or none. An
+A choice of a node says, for every mesh axis, which one factor it shards, or none; an op
+may offer two at once (`Factor.both`): experts and the tokens that travel to them. An
 *edge* is an array that passes from one node to another; where the layouts that the two
 ends ask for differ, it is resharded. So the cost of a program is a sum over nodes and
 edges, whatever the program was.
@@ -17,8 +18,11 @@ edges, whatever the program was.
 Sizes are those at the traced batch; `batched` factors scale with the serving batch.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+
+import numpy as np
 
 NONE = 0
 """State of a mesh axis that shards nothing; factor `i` is state `i + 1`."""
@@ -47,6 +51,8 @@ class Factor:
       reduction: summed over by an op, so that sharding it leaves partial sums.
       label: class of factors that are tied through the program; equal labels mean
         the same index of the model (heads, feed-forward, ...).
+      both: two other factors of the node that an axis shards at once in this state
+        (tokens and experts of an expert op); the factor then lies on no dim itself.
     """
 
     name: str
@@ -55,6 +61,19 @@ class Factor:
     batched: bool = False
     reduction: bool = False
     label: int = -1
+    both: tuple[int, int] | None = None
+
+
+def coverage(factors: Sequence[Factor]) -> np.ndarray:
+    """Which factors an axis shards in every state of a node.
+
+    Returns:
+      host bool `[1 + factors, factors]`; a factor that is `both` of two shards these.
+    """
+    table = np.zeros((1 + len(factors), len(factors)), bool)
+    for i, factor in enumerate(factors):
+        table[i + 1, list(factor.both) if factor.both else i] = True
+    return table
 
 
 @dataclass(frozen=True, kw_only=True)

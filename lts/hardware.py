@@ -102,6 +102,22 @@ class Chip:
             )
         return peaks[dtype]
 
+    def achieved_flops_per_s(self, dtype: str) -> float:
+        """Rate of products in `dtype`; without matrix units for it, of the vector unit.
+
+        >>> Cluster.preset("h100").chip.achieved_flops_per_s("int32") < 60e12
+        True
+        """
+        known = dict(self.peak_flops_per_s)
+        return self.matmul_efficiency * self.peak(
+            dtype if dtype in known else "float32"
+        )
+
+    @property
+    def achieved_bytes_per_s(self) -> float:
+        """Rate at which kernels read and write memory."""
+        return self.hbm_bandwidth_bytes_per_s * self.hbm_efficiency
+
 
 @dataclass(frozen=True, kw_only=True)
 class Link:

@@ -28,6 +28,21 @@ def state_numbers(node: Node, states: States) -> np.ndarray:
     return np.array(numbers, np.int64)
 
 
+def resolved(
+    numbers: np.ndarray, node: Node, factors: Sequence[int | None]
+) -> np.ndarray:
+    """States as one array of an op has them, `[axes]`.
+
+    A state of two factors at once becomes that of the one that the array has a dim of.
+    """
+    numbers = numbers.copy()
+    for i, factor in enumerate(node.factors):
+        for part in factor.both or ():
+            if part in factors:
+                numbers[numbers == i + 1] = part + 1
+    return numbers
+
+
 def spec_of(
     factors: Sequence[int | None], numbers: np.ndarray, axes: Sequence[MeshAxis]
 ) -> PartitionSpec:
@@ -65,6 +80,7 @@ def result_spec(
     reduce and scatter at once.
     """
     reductions = [i + 1 for i, f in enumerate(node.factors) if f.reduction]
+    numbers = resolved(numbers, node, factors)
     merged = np.zeros(len(numbers), np.int64)  # dim + 1 of the array
     place = {f + 1: i + 1 for i, f in enumerate(factors) if f is not None}
     wanted = {f + 1: i + 1 for i, f in enumerate(value_factors) if f is not None}

@@ -32,10 +32,16 @@ class ModelSource:
     kv_dtype: str | None
 
     def stage_problem(self, stages: int) -> Problem:
-        """The problem of one pipeline stage: its share of the layers."""
+        """The problem of one pipeline stage: its share of the layers.
+
+        Raises:
+          ValueError: if the layers do not divide, or differ.
+        """
+        self.model.check_stages(stages)
         config = self.model.config
-        layers = config.num_hidden_layers // stages
-        own = dataclasses.replace(config, num_hidden_layers=layers)
+        own = dataclasses.replace(
+            config, layers=config.layers[: config.num_hidden_layers // stages]
+        )
         return zoo_problem(
             Decoder(config=own, layers=self.model.layers),
             self.workload,

@@ -12,8 +12,14 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from lts.cost.memory import is_looped, leaf_bytes
-from lts.cost.roofline import shard
-from lts.cost.tables import batch_ladder, build_tables, member_states, padded
+from lts.cost.sharding import shard
+from lts.cost.tables import (
+    CostTables,
+    batch_ladder,
+    build_tables,
+    member_states,
+    padded,
+)
 from lts.evaluate.tables import TableEvaluator
 from lts.graph import NodeKind, OpGraph
 from lts.hardware import Cluster
@@ -84,7 +90,7 @@ def prepare_problem(
     phases = ("prefill",) if workload.prefill_only else ("prefill", "decode")
     traced = trace_problem(problem, phases, TRACED_BATCH, on_unknown)
     graphs = linked(traced, problem.dim_names)
-    layers = max(op.trips for op in graphs[phases[-1]].ops)
+    layers = num_layers(graphs[phases[-1]])
     found = degrees or [
         d
         for d in enumerate_degrees(cluster, num_layers=layers)
@@ -92,11 +98,13 @@ def prepare_problem(
     ]
     space = pin(build_space(graphs, found), pins or {})
     check_fit(graphs, space, cluster, layers, problem.name)
-    top = _most_sequences(graphs[phases[-1]], cluster)
+    top = most_sequences(graphs[phases[-1]], cluster)
     batches = {"prefill": _prompt_grid(space, workload, top)}
     if not workload.prefill_only:
         batches["decode"] = _decode_grid(space, workload, top)
-    return _prepared(traced, graphs, space, cluster, batches, TRACED_BATCH, workload)
+    tables = tables_of(graphs, space, cluster, batches, TRACED_BATCH)
+    evaluator = TableEvaluator(tables=tables, workload=workload)
+    return Prepared(traced=traced, graphs=graphs, evaluator=evaluator)
 
 
 def prepare_function(
@@ -120,29 +128,33 @@ def prepare_function(
     found = degrees or enumerate_degrees(cluster)
     space = pin(build_space(graphs, found), pins or {})
     batches = {STEP: np.ones((len(space.degrees), 1), np.int64)}
-    return _prepared(traced, graphs, space, cluster, batches, 1, None)
+    tables = tables_of(graphs, space, cluster, batches, 1)
+    evaluator = TableEvaluator(tables=tables, workload=None)
+    return Prepared(traced=traced, graphs=graphs, evaluator=evaluator)
 
 
-def _prepared(
-    traced: Mapping[str, Traced],
+def tables_of(
     graphs: Mapping[str, OpGraph],
     space: Space,
     cluster: Cluster,
     batches: Mapping[str, np.ndarray],
     traced_batch: int,
-    workload: Workload | None,
-) -> Prepared:
+) -> CostTables:
+    """Cost tables of traced phases; `batches` per phase, `[degrees, batches]`."""
     hubs = {
         phase: hub.index
         for phase, graph in graphs.items()
         if (hub := hub_value(graph)) is not None
     }
-    tables = build_tables(space, cluster, batches, traced_batch, hubs)
-    evaluator = TableEvaluator(tables=tables, workload=workload)
-    return Prepared(traced=traced, graphs=graphs, evaluator=evaluator)
+    return build_tables(space, cluster, batches, traced_batch, hubs)
 
 
-def _held(graph: OpGraph, kind: NodeKind, *, looped: bool = False) -> float:
+def num_layers(graph: OpGraph) -> int:
+    """Layers that pipeline stages divide: trips of the longest loop."""
+    return max(op.trips for op in graph.ops)
+
+
+def held_bytes(graph: OpGraph, kind: NodeKind, *, looped: bool = False) -> float:
     """Bytes of all arguments of a kind; `looped`: of those in the layer stack only."""
     return sum(
         leaf.array.nbytes
@@ -153,10 +165,11 @@ def _held(graph: OpGraph, kind: NodeKind, *, looped: bool = False) -> float:
     )
 
 
-def _most_sequences(graph: OpGraph, cluster: Cluster) -> int:
+def most_sequences(graph: OpGraph, cluster: Cluster) -> int:
     """Sequences whose caches could fill what the weights leave, over all GPUs."""
-    room = cluster.num_gpus * cluster.usable_bytes - _held(graph, NodeKind.PARAMETER)
-    per_sequence = _held(graph, NodeKind.CACHE) / TRACED_BATCH
+    weights = held_bytes(graph, NodeKind.PARAMETER)
+    room = cluster.num_gpus * cluster.usable_bytes - weights
+    per_sequence = held_bytes(graph, NodeKind.CACHE) / TRACED_BATCH
     most = room / per_sequence if per_sequence else 4096 * cluster.num_gpus
     return int(max(1, min(most, 4096 * cluster.num_gpus)))
 
@@ -178,10 +191,19 @@ def _prompt_grid(space: Space, workload: Workload, top: int) -> np.ndarray:
         if workload.prefill_only and workload.concurrency is not None:
             rows.append([math.ceil(workload.concurrency / d.stages)])
             continue
-        powers = {2**i for i in range(1 + int(math.log2(4 * d.mesh_size)))}
-        meshes = {d.mesh_size * k for k in (1, 2, 3)}
-        rows.append(sorted(n for n in powers | meshes if n <= limit))
+        rows.append(prompt_rungs(d.mesh_size, limit))
     return padded(rows)
+
+
+def prompt_rungs(mesh_size: int, limit: int) -> list[int]:
+    """Prompts per call to try: powers of two and small multiples of the mesh.
+
+    >>> prompt_rungs(6, 100)
+    [1, 2, 4, 6, 8, 12, 16, 18]
+    """
+    powers = {2**i for i in range(1 + int(math.log2(4 * mesh_size)))}
+    meshes = {mesh_size * k for k in (1, 2, 3)}
+    return sorted(n for n in powers | meshes if n <= limit)
 
 
 def _least_bytes(space: Space, graph: OpGraph, kind: NodeKind) -> np.ndarray:
@@ -209,6 +231,22 @@ def _least_bytes(space: Space, graph: OpGraph, kind: NodeKind) -> np.ndarray:
     return looped / stages + outside
 
 
+def least_needed(space: Space) -> tuple[np.ndarray, np.ndarray]:
+    """Fewest bytes per GPU of weights, and of weights and one request's cache.
+
+    Both `[degrees]`, in the last phase.
+    """
+    graph = list(space.graphs.values())[-1]
+    weights = _least_bytes(space, graph, NodeKind.PARAMETER)
+    return weights, weights + _least_bytes(space, graph, NodeKind.CACHE)
+
+
+def spread_bytes(graph: OpGraph) -> float:
+    """Bytes of weights and one cache that more GPUs can share, over all GPUs."""
+    cache = held_bytes(graph, NodeKind.CACHE) / TRACED_BATCH
+    return cache + held_bytes(graph, NodeKind.PARAMETER, looped=True)
+
+
 def check_fit(
     graphs: Mapping[str, OpGraph],
     space: Space,
@@ -222,15 +260,13 @@ def check_fit(
       NoFeasiblePlanError: naming the term that binds and the smallest cluster of the
         same GPUs that would do.
     """
-    graph = list(graphs.values())[-1]
 
-    def needed(space: Space) -> tuple[float, float]:
-        weights = _least_bytes(space, graph, NodeKind.PARAMETER)
-        total = weights + _least_bytes(space, graph, NodeKind.CACHE)
+    def least(space: Space) -> tuple[float, float]:
+        weights, total = least_needed(space)
         best = int(total.argmin())
         return float(weights[best]), float(total[best])
 
-    weights, total = needed(space)
+    weights, total = least(space)
     usable = cluster.usable_bytes
     if total <= usable:
         return
@@ -238,13 +274,12 @@ def check_fit(
     amount = weights if weights > usable else total - weights
     where = "" if weights > usable else f" beside {gigabytes(weights)} of weights"
     remedy = f"no cluster of these GPUs up to {MAX_NODES} nodes would do"
-    spread = _held(graph, NodeKind.CACHE) / TRACED_BATCH
-    spread += _held(graph, NodeKind.PARAMETER, looped=True)
+    spread = spread_bytes(list(graphs.values())[-1])
     for larger in _larger(cluster):
         if spread > larger.num_gpus * usable:
             continue  # not even in equal parts
         other = build_space(graphs, enumerate_degrees(larger, num_layers=layers))
-        if needed(other)[1] <= usable:
+        if least(other)[1] <= usable:
             remedy = f"the smallest cluster of these GPUs that would do is {larger}"
             break
     raise NoFeasiblePlanError(

@@ -93,38 +93,19 @@ def zoo_problem(
         decode=model.decode,
         args=args,
         name=model.name,
-        dim_names=_zoo_dims(model),
+        dim_names=_zoo_dims(model, weight_dtype),
     )
 
 
-def _zoo_dims(model: Decoder) -> dict[str, tuple[str, ...]]:
-    heads = ("kv_heads", "group", "head")
-    layer = {
-        "query": ("hidden", *heads),
-        "key": ("hidden", "kv_heads", "head"),
-        "value": ("hidden", "kv_heads", "value_head"),
-        "out": ("kv_heads", "group", "value_head", "hidden"),
-        "gate": ("hidden", "ffn"),
-        "up": ("hidden", "ffn"),
-        "down": ("ffn", "hidden"),
-        "norm_attention": ("hidden",),
-        "norm_mlp": ("hidden",),
-    }
-    dims = {
-        "params/embed": ("vocab", "hidden"),
-        "params/unembed": ("hidden", "out_vocab"),
-        "params/norm": ("hidden",),
-    }
-    cache = ("batch", "kv_heads", "cache_time", "head")
-    if model.layers == "scan":
-        dims |= {f"params/layers/{k}": ("layer", *v) for k, v in layer.items()}
-        dims |= {f"cache/{k}": ("layer", *cache) for k in ("key", "value")}
-    else:
-        for i in range(model.config.num_hidden_layers):
-            dims |= {f"params/layers/{i}/{k}": v for k, v in layer.items()}
-            dims |= {f"cache/{i}/{k}": cache for k in ("key", "value")}
-    tokens = {"tokens": ("batch", "sequence")}
-    return dims | tokens
+def _zoo_dims(
+    model: Decoder, weight_dtype: str | None = None
+) -> dict[str, tuple[str, ...]]:
+    """Names of the dims of every argument, by path."""
+    trees = model.dim_names(weight_dtype)
+    paths = argument_paths(trees, {}, ("params", "cache"))
+    named = zip(paths, jax.tree.leaves(trees), strict=True)
+    dims = {path: array.dims for path, array in named}
+    return dims | {"tokens": ("batch", "sequence")}
 
 
 def batch_dims(problem: Problem, phase: str) -> dict[str, tuple[int, ...]]:

@@ -21,7 +21,7 @@ from functools import cached_property
 import numpy as np
 
 from lts.assignment import Assignment, States
-from lts.graph import NONE, NodeKind, OpGraph
+from lts.graph import NONE, NodeKind, OpGraph, coverage
 from lts.mesh import Degrees
 from lts.variables import Variable, variables_of
 
@@ -113,6 +113,16 @@ class Space:
         return codes[:, None] // base ** np.arange(self.num_axes) % base
 
     @cached_property
+    def both(self) -> Mapping[int, tuple[int, ...]]:
+        """Labels that shard two factors at once, and the labels of these."""
+        return {
+            factor.label: tuple(variable.factors[part].label for part in factor.both)
+            for variable in self.variables
+            for factor in variable.factors
+            if factor.both
+        }
+
+    @cached_property
     def inherited(self) -> tuple[np.ndarray, ...]:
         """Per variable, the state that a role of one of its groups gives an axis.
 
@@ -132,8 +142,9 @@ class Space:
         """State that a role gives; sharding positions means those that there are.
 
         New tokens in prefill, cached ones in decode: context parallelism is one role.
+        Where a role shards two at once, a variable takes both, or the one it has.
         """
-        labels = [label]
+        labels = [label, *self.both.get(label, ())]
         if label in self.positions:
             labels += sorted(self.positions - {label})
         return next((s for x in labels if (s := variable.states_of(x))), NONE)
@@ -149,19 +160,16 @@ class Space:
 
     def _repair(self, index: int) -> np.ndarray:
         variable, states = self.variables[index], self.choice_states(index)
-        base = 1 + len(variable.factors)
-        units = [0 if f.batched else f.units for f in variable.factors]
+        base, covered = 1 + len(variable.factors), coverage(variable.factors)
+        units = np.array([0 if f.batched else f.units for f in variable.factors])
         fixed = np.zeros((len(self.degrees), len(states)), np.int64)
         for d, sizes in enumerate(self.sizes):
-            ways = np.ones((len(states), base), np.int64)
+            ways = np.ones((len(states), base - 1), np.int64)
             for axis in reversed(range(self.num_axes)):
                 state = states[:, axis]
-                after = ways[np.arange(len(states)), state] * sizes[axis]
-                limit = np.array([1, *units])[state]
-                keep = (state > 0) & (sizes[axis] > 1) & (limit % after == 0)
-                ways[np.arange(len(states)), state] = np.where(
-                    keep, after, ways[np.arange(len(states)), state]
-                )
+                after = ways * np.where(covered[state], sizes[axis], 1)
+                keep = (state > 0) & (sizes[axis] > 1) & (units % after == 0).all(1)
+                ways = np.where(keep[:, None], after, ways)
                 fixed[d] += np.where(keep, state, 0) * base**axis
         return fixed.astype(np.int32)
 
@@ -318,6 +326,6 @@ def _positions(variables: Sequence[Variable]) -> frozenset[int]:
     """
     found: dict[bool, set[int]] = {True: set(), False: set()}
     for variable in variables:
-        labels = {f.label for f in variable.factors if not f.batched}
+        labels = {f.label for f in variable.factors if not (f.batched or f.both)}
         found[variable.kind is NodeKind.PARAMETER] |= labels
     return frozenset(found[False] - found[True]) if found[True] else frozenset()

@@ -1,15 +1,37 @@
-"""The benchmark suite: models, workloads, clusters, and the core instances.
+"""The benchmark suite: models, workloads, clusters, instances, and the core.
 
-One place for the names that tests and experiments use. Dense models so far.
+One place for the names that tests and experiments use. Weights and caches are in the
+form that each model is published in: see `lts.models`.
 """
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
+import jax
+import jax.numpy as jnp
+
+from lts.hardware import Cluster
+from lts.models import Decoder, load
 from lts.workload import Workload
 
-MODELS = ("llama-3.1-8b", "llama-3.1-70b", "llama-3.1-405b", "qwen3-32b")
-"""Names in `lts.models`; bfloat16 weights and KV cache."""
+MODELS = (
+    "llama-3.1-8b",
+    "llama-3.1-70b",
+    "llama-3.1-405b",
+    "qwen3-32b",
+    "mixtral-8x7b",
+    "mixtral-8x22b",
+    "qwen3-235b-a22b",
+    "deepseek-v3",
+    "kimi-k2",
+    "moe-1.6t",
+    "switch-c-2048",
+)
+"""Names in `lts.models`."""
 
+WEIGHT_SHARE = 0.8
+"""Share of a cluster's memory that weights may take for an instance to count."""
 
 WORKLOADS = {
     "chat": Workload(1024, 1024, ttft_ms=2e3, tpot_ms=50),
@@ -42,6 +64,42 @@ CORE = tuple(
         ("llama-3.1-70b", "h100:2x8", "summarise"),
         ("llama-3.1-405b", "h100:2x8", "chat"),
         ("qwen3-32b", "h100:1x8", "long"),
+        ("mixtral-8x22b", "h100:1x8", "chat"),
+        ("qwen3-235b-a22b", "h100:2x8", "chat"),
+        ("qwen3-235b-a22b", "h100:3x8", "chat"),
+        ("deepseek-v3", "h100:2x8", "chat"),
+        ("deepseek-v3", "h100:8x8", "chat-tight"),
+        ("kimi-k2", "h100:8x8", "summarise"),
+        ("moe-1.6t", "h100:8x8", "chat-tight"),
+        ("moe-1.6t", "h100:128x8", "chat"),
+        ("switch-c-2048", "h100:8x8", "chat"),
     )
 )
-"""Instances for results with many seeds."""
+"""Instances for results with many seeds; each colocated and as pools."""
+
+
+def weight_bytes(model: Decoder) -> float:
+    """Bytes of a model's weights and their scales, in the form it is published in."""
+
+    def bits(dtype: Any) -> int:
+        info = jnp.finfo if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo
+        return info(dtype).bits
+
+    leaves = jax.tree.leaves(model.abstract_params())
+    return sum(math.prod(leaf.shape) * bits(leaf.dtype) / 8 for leaf in leaves)
+
+
+def instances() -> tuple[Instance, ...]:
+    """Every model, cluster and workload whose weights take 80% of the memory at most."""
+    found = []
+    for model in MODELS:
+        nbytes = weight_bytes(load(model))
+        for name in CLUSTERS:
+            cluster = Cluster.parse(name)
+            if nbytes > WEIGHT_SHARE * cluster.num_gpus * cluster.chip.hbm_bytes:
+                continue
+            found += [
+                Instance(model=model, cluster=name, workload=workload)
+                for workload in WORKLOADS
+            ]
+    return tuple(found)

@@ -17,6 +17,8 @@ class Workload:
       tpot_ms: limit on the time per further token, milliseconds; None is no limit.
       concurrency: requests in flight over the whole cluster; None lets the search find
         the number that serves most tokens within the limits.
+      routing_skew: of a mixture of experts, tokens that the busiest device receives
+        over the mean of all; 1 is even routing.
 
     Raises:
       TypeError: if a field is of the wrong kind (`True` is no number here).
@@ -31,6 +33,7 @@ class Workload:
     ttft_ms: float | None = None
     tpot_ms: float | None = None
     concurrency: int | None = None
+    routing_skew: float = 1.0
 
     def __post_init__(self) -> None:
         _check_count("input_len", self.input_len, at_least=1)
@@ -39,6 +42,7 @@ class Workload:
             _check_count("concurrency", self.concurrency, at_least=1)
         _check_limit("ttft_ms", self.ttft_ms)
         _check_limit("tpot_ms", self.tpot_ms)
+        _check_skew(self.routing_skew)
 
     @property
     def ttft_s(self) -> float | None:
@@ -99,3 +103,10 @@ def _check_limit(name: str, value: object) -> None:
             f"workload: {name} must be a positive number of milliseconds, got {value}; "
             "leave it out (None) for no limit"
         )
+
+
+def _check_skew(value: object) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise TypeError(f"workload: routing_skew must be a number, got {value!r}")
+    if not (math.isfinite(value) and value >= 1):
+        raise ValueError(f"workload: routing_skew must be at least 1, got {value}")

@@ -18,7 +18,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("mesh", "tracing", "suite"),
     ("assignment", "problem", "variables"),
     ("space", "layout", "hlo_groups", "hlo_text"),
-    ("pins",),
+    ("pins", "expert_roles", "local_ops"),
     ("cost", "apply", "hlo", "degrees"),
     ("applied", "compile_worker"),
     ("pipeline", "elite", "evaluate"),

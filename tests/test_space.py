@@ -13,14 +13,14 @@ from lts.graph import NONE, NodeKind, OpGraph
 from lts.hardware import Cluster
 from lts.layout import spec_of, state_numbers
 from lts.mesh import Degrees, MeshAxis, enumerate_degrees
-from lts.models import DecoderConfig, Decoder
+from lts.models import Decoder, dense_decoder
 from lts.pins import pin
 from lts.problem import TRACED_BATCH, linked, trace_problem, zoo_problem
 from lts.space import Space, build_space
 from lts.tracing import link_phases, trace_program
 from lts.workload import Workload
 
-TINY = DecoderConfig(
+TINY = dense_decoder(
     name="tiny",
     vocab_size=96,
     hidden_size=64,

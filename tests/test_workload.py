@@ -17,6 +17,7 @@ WORKLOADS = st.builds(
     ttft_ms=LIMITS,
     tpot_ms=LIMITS,
     concurrency=st.none() | st.integers(1, 10**6),
+    routing_skew=st.floats(1, 10),
 )
 
 
@@ -63,6 +64,7 @@ def test_seconds_are_positive_and_context_is_at_least_the_prompt(w: Workload) ->
         ({"input_len": -5}, "input_len must be at least 1, got -5"),
         ({"output_len": -1}, "output_len must be at least 0, got -1"),
         ({"concurrency": 0}, "concurrency must be at least 1, got 0"),
+        ({"routing_skew": 0.9}, "routing_skew must be at least 1, got 0.9"),
         ({"ttft_ms": 0}, "ttft_ms must be a positive number"),
         ({"tpot_ms": -1.0}, "tpot_ms must be a positive number"),
         ({"tpot_ms": math.inf}, "tpot_ms must be a positive number"),
@@ -83,6 +85,7 @@ def test_out_of_range_is_a_value_error(fields: dict, message: str) -> None:
         ({"input_len": True}, "input_len must be an integer, got True"),
         ({"output_len": None}, "output_len must be an integer, got None"),
         ({"concurrency": 1.5}, "concurrency must be an integer, got 1.5"),
+        ({"routing_skew": "high"}, "routing_skew must be a number, got 'high'"),
         ({"ttft_ms": "1s"}, "ttft_ms must be a number or None, got '1s'"),
         ({"tpot_ms": True}, "tpot_ms must be a number or None, got True"),
     ],

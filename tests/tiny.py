@@ -3,7 +3,7 @@
 import functools
 
 import lts
-from lts.models import DecoderConfig, Decoder, read_config
+from lts.models import Decoder, dense_decoder, read_config
 
 BATCH, PROMPT, STEPS = 16, 16, 4
 BASE = {
@@ -27,7 +27,7 @@ CONFIGS = {
     "tied": {**BASE, "tie_word_embeddings": True},
     "two KV heads": {**BASE, "num_key_value_heads": 2},
 }
-PRICED = DecoderConfig(
+PRICED = dense_decoder(
     name="tiny",
     vocab_size=4096,
     hidden_size=512,

@@ -67,8 +67,7 @@ def breakdown(
             if (edge.first_like, target) in seen:
                 continue
             seen.add((edge.first_like, target))
-            time_s = edge.fixed_s[d, source, target]
-            time_s += edge.per_batch_s[d, source, target] * batch
+            time_s = edge.time_s(d, source, target, batch)
             nodes = edge.edge.source, edge.edge.target
             ends = (found.graph.nodes[i].name for i in nodes)
             parts.append(
@@ -76,7 +75,7 @@ def breakdown(
                     phase=phase,
                     name=" -> ".join(ends),
                     kind="reshard",
-                    time_s=float(time_s),
+                    time_s=time_s,
                 )
             )
         hand_over_s = _hand_over_s(tables, found, d, choices, place)

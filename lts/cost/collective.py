@@ -173,7 +173,7 @@ def reshard_cost(
     Arguments as `reshard_steps`; both results are `[...]`.
     """
     chip = cluster.chip
-    bandwidth = chip.hbm_bandwidth_bytes_per_s * chip.hbm_efficiency
+    bandwidth = chip.achieved_bytes_per_s
     sliced = ((source == 0) & (target > 0) & (sizes > 1)).any(-1)
     steps = reshard_steps(source, target, rank, sizes, inside)
     fixed = np.where(sliced, chip.op_launch_s, 0.0)

@@ -9,6 +9,7 @@ an override gene is the state that the axis gets, so that "inherit" means what t
 chosen before say.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lts.cost.tables import CostTables
-from lts.graph import Factor, NodeKind
+from lts.graph import NONE, Factor, NodeKind
 from lts.space import INHERIT, Space
 
 INHERIT_SHARE = 0.97
@@ -189,7 +190,8 @@ def gene_features(tables: CostTables) -> GeneFeatures:
         start = space.first_role + group * space.num_axes
         _fill(choice, legal, decision, start, found, facts, totals)
     for i, variable in enumerate(space.variables):
-        facts = np.array([_facts(f, hub) for f in (None, *variable.factors)])
+        states = range(1 + len(variable.factors))
+        facts = np.array([_facts(s, variable.factors, hub) for s in states])
         start = space.first_override + i * space.num_axes
         _fill(choice, legal, decision, start, locals_[i], facts, totals)
         kind = 3 + _KINDS.index(variable.kind)
@@ -240,11 +242,19 @@ def _degrees_features(degrees) -> list[float]:
     ]
 
 
-def _facts(factor: Factor | None, hub: set[int]) -> list[float]:
-    if factor is None:
+def _facts(state: int, factors: Sequence[Factor], hub: set[int]) -> list[float]:
+    """Facts of a state of a node; of two factors at once, what either has."""
+    if state == NONE:
         return [1, 0, 0, 0, 0]
-    size = float(np.log(factor.size)) / 10
-    return [0, size, factor.reduction, factor.batched, factor.label in hub]
+    factor = factors[state - 1]
+    parts = [factors[i] for i in factor.both or (state - 1,)]
+    return [
+        0,
+        float(np.log(factor.size)) / 10,
+        any(part.reduction for part in parts),
+        any(part.batched for part in parts),
+        any(part.label in hub for part in parts),
+    ]
 
 
 def _local(tables: CostTables, index: int) -> _Local:
@@ -288,7 +298,7 @@ def _role_local(
     first_s, last_s, nbytes = np.zeros(shape), np.zeros(shape), np.zeros(shape)
     legal = np.zeros(shape, bool)
     facts = np.zeros((1 + len(labels), 5))
-    facts[0] = _facts(None, hub)
+    facts[0] = _facts(NONE, (), hub)
     for i, variable in enumerate(space.variables):
         if group not in variable.groups:
             continue
@@ -300,7 +310,7 @@ def _role_local(
         legal |= found.legal[..., row] & (row > 0)
         for role in range(len(labels)):
             if row[role + 1]:
-                own = _facts(variable.factors[row[role + 1] - 1], hub)
+                own = _facts(int(row[role + 1]), variable.factors, hub)
                 facts[role + 1] = np.maximum(facts[role + 1], own)
     legal[..., 0] = True
     local = _Local(first_s=first_s, last_s=last_s, nbytes=nbytes, legal=legal)

@@ -8,7 +8,8 @@ on the first or last stage, so the largest of them counts.
 
 import numpy as np
 
-from lts.cost.roofline import Sharding
+from lts.cost import experts
+from lts.cost.sharding import Sharding
 from lts.graph import Node, NodeKind, OpGraph
 
 
@@ -45,6 +46,8 @@ def activation_bytes(node: Node, graph: OpGraph, sharding: Sharding) -> np.ndarr
         )
         if operand.streamed and not held:
             total = total + sharding.local_bytes(operand.array, operand.factors)
+    if node.primitive == experts.PRIMITIVE:
+        total = total + experts.buffer_bytes(node, sharding)
     return total
 
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lts.cost import experts
 from lts.cost.collective import Step, reshard_steps, result_fraction
-from lts.cost.roofline import reduced_axes
+from lts.cost.sharding import reduced_axes
 from lts.cost.tables import edge_states
 from lts.graph import Node, OpGraph
 from lts.mesh import MeshAxis
@@ -54,15 +55,38 @@ def predicted_collectives(
             continue
         seen.add(key)
         ends = [graph.nodes[i].name for i in (edge.source, edge.target)]
+        own = graph.nodes[edge.source].primitive == experts.PRIMITIVE
         for step in reshard_steps(source, target, len(dims), sizes, inside):
             kind, fraction = step.kind, float(result_fraction(step))
-            if kind == "reduce_scatter" and not scatters:
+            # A mixture of experts scatters its sums itself, on every target.
+            if kind == "reduce_scatter" and not (scatters or own):
                 kind, fraction = "all_reduce", float(step.fraction)
             nbytes = round(edge.array.nbytes * fraction)
             rows += _row(kind, step, axes, nbytes, edge.trips, " -> ".join(ends))
     for node in graph.values:
         rows += _reductions(node, states[node.index], axes, sizes)
+    for node in graph.ops:
+        if node.primitive == experts.PRIMITIVE:
+            rows += _exchanges(node, states[node.index], axes)
     return rows
+
+
+def _exchanges(
+    node: Node, states: np.ndarray, axes: Sequence[MeshAxis]
+) -> list[Predicted]:
+    """What a mixture of experts does itself: rows there and back, number of rounds."""
+    on = experts.exchanging(node, states)
+    names = tuple(a.name for a, o in zip(axes, on, strict=True) if o and a.size > 1)
+    if not names:
+        return []
+    there, back = experts.exchanged_bytes(node, states, axes)
+    found = (("all_to_all", there), ("all_to_all", back), ("all_reduce", 4))
+    return [
+        Predicted(
+            kind=kind, axes=names, nbytes=nbytes, count=node.trips, reason=node.name
+        )
+        for kind, nbytes in found
+    ]
 
 
 def _row(

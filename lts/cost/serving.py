@@ -1,18 +1,26 @@
 """From step times to TTFT, TPOT and tokens per second of a served model.
 
-Prefill and decode share the GPUs (*colocated*). In steady state `B` requests are in
-flight; while one decodes its `O - 1` further tokens, the others' prompts are prefilled
-in between, `P` at a time:
+Where prefill and decode share the GPUs (*colocated*), `B` requests are in flight in
+steady state; while one decodes its `O - 1` further tokens, the others' prompts are
+prefilled in between, `P` at a time:
 
     TTFT = t_prefill(P) + t_decode(B)              a running step ends first
     TPOT = t_decode(B) + (B - 1) / (O - 1) * t_prefill(P) / (P * stages)
     tokens/s = B * O / ((O - 1) * t_decode(B) + B * t_prefill(P) / (P * stages))
+
+As two *pools*, prefill has instances of its own, which hand the KV caches over to those
+of decode (`lts.cost.transfer`). An instance serves so many requests per second:
+
+    prefill: P / max(t_prefill(P) / stages, t_transfer(P))    beside computing
+    decode:  B / ((O - 1) * t_decode(B))
+    TTFT = t_prefill(P) + t_transfer(P)       TPOT = t_decode(B)
 
 A step of a pipeline takes its whole depth at `B / stages` sequences a stage; prompts
 overlap over stages. Source: the closed-loop model of Vidur-style simulators; the terms
 are those that published end-to-end measurements support.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
@@ -36,6 +44,22 @@ class Step(NamedTuple):
     time_s: jax.Array
     activation_bytes: jax.Array
     batches: jax.Array
+
+
+class Priced(NamedTuple):
+    """What many candidates cost at every batch, before anything is served.
+
+    `steps` are by phase; `held_bytes` are a plain function's arguments and results,
+    `weight_bytes` per GPU, `cache_bytes` per GPU and request; `stages` and `num_gpus`
+    are those of an instance. All but the steps `[candidates]`.
+    """
+
+    steps: Mapping[str, Step]
+    held_bytes: jax.Array
+    weight_bytes: jax.Array
+    cache_bytes: jax.Array
+    stages: jax.Array
+    num_gpus: jax.Array
 
 
 class Outcome(NamedTuple):
@@ -93,31 +117,83 @@ def plain_outcome(step: Step, held_bytes: jax.Array, usable_bytes: float) -> Out
     )
 
 
+def served_tokens(workload: Workload) -> int:
+    """Tokens that count per request: those generated, those read if there are none."""
+    return workload.output_len or workload.input_len
+
+
 def prefill_outcome(
     prefill: Step,
     weight_bytes: jax.Array,
     cache_bytes: jax.Array,
     stages: jax.Array,
     workload: Workload,
-    num_gpus: int,
+    num_gpus: jax.Array | int,
     usable_bytes: float,
+    transfer_s: jax.Array | float = 0.0,
 ) -> Outcome:
-    """Outcome of prefill alone; objective: input tokens/s/GPU."""
+    """Outcome of instances that prefill only; objective: tokens served/s/GPU.
+
+    Of a request that generates tokens, these are the tokens whose prompts are read.
+
+    Args:
+      weight_bytes: per GPU, `[candidates]`.
+      cache_bytes: per GPU and prompt, `[candidates]`.
+      stages: `[candidates]`.
+      num_gpus: of an instance, `[candidates]`.
+      transfer_s: of the caches of one call, `[candidates, batches]`.
+    """
     batch = prefill.batches * stages[:, None]
     peak = weight_bytes[:, None] + prefill.activation_bytes
     peak = peak + cache_bytes[:, None] * batch
-    tokens_per_s = batch * workload.input_len / prefill.time_s
-    violation = _over(peak, usable_bytes) + _over(prefill.time_s, workload.ttft_s)
+    period_s = jnp.maximum(prefill.time_s / stages[:, None], transfer_s)
+    tokens_per_s = prefill.batches * served_tokens(workload) / period_s
+    ttft_s = prefill.time_s + transfer_s
+    violation = _over(peak, usable_bytes) + _over(ttft_s, workload.ttft_s)
+    tokens_per_s = tokens_per_s / jnp.broadcast_to(num_gpus, stages.shape)[:, None]
     place, least = _best(tokens_per_s, violation)
     none = jnp.full_like(least, jnp.nan)
     return Outcome(
-        objective=_at(tokens_per_s, place) / num_gpus,
+        objective=_at(tokens_per_s, place),
         violation=least,
-        ttft_s=_at(prefill.time_s, place),
+        ttft_s=_at(ttft_s, place),
         tpot_s=none,
         step_time_s=_at(prefill.time_s, place),
         peak_bytes=_at(peak, place),
         concurrency=_at(batch, place).astype(jnp.float32),
+        places=(place, place),
+    )
+
+
+def decode_outcome(
+    decode: Step,
+    weight_bytes: jax.Array,
+    cache_bytes: jax.Array,
+    stages: jax.Array,
+    workload: Workload,
+    num_gpus: jax.Array,
+    usable_bytes: float,
+) -> Outcome:
+    """Outcome of instances that decode only; objective: generated tokens/s/GPU.
+
+    The first token of a request comes from prefill. Arguments as `prefill_outcome`.
+    """
+    further = max(workload.output_len - 1, 1)
+    in_flight = (decode.batches * stages[:, None]).astype(jnp.float32)
+    peak = weight_bytes[:, None] + decode.activation_bytes
+    peak = peak + cache_bytes[:, None] * in_flight
+    time_s = jnp.maximum(decode.time_s, LEAST_STEP_S)
+    tokens_per_s = in_flight * workload.output_len / (further * time_s)
+    violation = _over(peak, usable_bytes) + _over(time_s, workload.tpot_s)
+    place, least = _best(tokens_per_s / num_gpus[:, None], violation)
+    return Outcome(
+        objective=_at(tokens_per_s, place) / num_gpus,
+        violation=least,
+        ttft_s=jnp.full_like(least, jnp.nan),
+        tpot_s=_at(time_s, place),
+        step_time_s=_at(time_s, place),
+        peak_bytes=_at(peak, place),
+        concurrency=_at(in_flight, place),
         places=(place, place),
     )
 
@@ -129,7 +205,7 @@ def colocated_outcome(
     cache_bytes: jax.Array,
     stages: jax.Array,
     workload: Workload,
-    num_gpus: int,
+    num_gpus: jax.Array | int,
     usable_bytes: float,
 ) -> Outcome:
     """Outcome of prefill and decode on the same GPUs; generated tokens/s/GPU.
@@ -177,3 +253,28 @@ def colocated_outcome(
         concurrency=_at(flat(in_flight), place),
         places=(place // shape[2], place % shape[2]),
     )
+
+
+def outcome_of(
+    priced: Priced,
+    workload: Workload | None,
+    usable_bytes: float,
+    transfer_s: jax.Array | float = 0.0,
+) -> Outcome:
+    """Outcome at the best batch: of a plain function (no workload), or of a model.
+
+    A model is colocated if both phases are priced; one phase is that of a pool.
+
+    Args:
+      transfer_s: of a prefill pool, as `prefill_outcome`.
+    """
+    steps, held_bytes, *common, num_gpus = priced
+    if workload is None:
+        (step,) = steps.values()
+        return plain_outcome(step, held_bytes + priced.weight_bytes, usable_bytes)
+    limits = (workload, num_gpus, usable_bytes)
+    if len(steps) == 2:
+        return colocated_outcome(steps["decode"], steps["prefill"], *common, *limits)
+    if "decode" in steps:
+        return decode_outcome(steps["decode"], *common, *limits)
+    return prefill_outcome(steps["prefill"], *common, *limits, transfer_s)

@@ -1,10 +1,10 @@
 """Tables over degrees and choices from which a candidate is priced by look-ups.
 
 For every node, `node_time_s[choice, batch]`; for every edge, seconds as a function of
-the array's layout at both ends, `fixed_s + per_batch_s * batch`. All tables of one kind
-lie in one flat array with an offset per owner, so that scoring is a few gathers however
-large the program (`lts.evaluate.tables`). Edges that carry the same array to the same
-layout are one reshard.
+the array's layout at both ends and its bytes: one table serves all arrays of one rank
+(`Reshards`). All tables of one kind lie in one flat array with an offset per owner, so
+that scoring is a few gathers however large the program (`lts.evaluate.tables`). Edges
+that carry the same array to the same layout are one reshard.
 
 Batches are per pipeline stage: a stage works on `concurrency / stages` sequences.
 """
@@ -18,7 +18,8 @@ import numpy as np
 
 from lts.cost.collective import reshard_cost
 from lts.cost.memory import activation_bytes, is_looped, leaf_bytes, output_bytes
-from lts.cost.roofline import Sharding, node_time_s, shard
+from lts.cost.roofline import node_time_s
+from lts.cost.sharding import Sharding, shard
 from lts.graph import Edge, Node, NodeKind, OpGraph
 from lts.hardware import Cluster
 from lts.space import Space
@@ -45,8 +46,20 @@ class Flat:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
+class Reshards:
+    """Prices between all layouts of arrays of one rank.
+
+    Attributes:
+      fixed_s, s_per_byte: of the global array; `[degrees, source codes, target codes]`.
+    """
+
+    fixed_s: np.ndarray
+    s_per_byte: np.ndarray
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class EdgeRecord:
-    """One edge in tables: variables at its ends, array rank, sizes of its tables."""
+    """One edge in tables: variables at its ends, layouts of its array, its bytes."""
 
     edge: Edge
     source: int
@@ -54,9 +67,16 @@ class EdgeRecord:
     dims: tuple[int, ...]  # dims of the array that either end can shard
     source_codes: np.ndarray  # [choices of the source] layout code
     target_codes: np.ndarray  # [choices of the target]
-    fixed_s: np.ndarray  # [degrees, source codes, target codes]
-    per_batch_s: np.ndarray  # seconds per sequence of the batch
+    prices: Reshards  # shared by all edges of this rank
+    nbytes: float  # of all trips, where the batch does not change it
+    bytes_per_sequence: float  # of all trips, where it does
     first_like: int  # number of the first edge with the same array and source
+
+    def time_s(self, d: int, source: int, target: int, batch: float) -> float:
+        """Seconds of all trips from one layout code to another under degrees `d`."""
+        nbytes = self.nbytes + self.bytes_per_sequence * batch
+        fixed_s = self.prices.fixed_s[d, source, target] * self.edge.trips
+        return float(fixed_s + self.prices.s_per_byte[d, source, target] * nbytes)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -139,6 +159,9 @@ def edge_states(
         factor = factors[dim]
         if factor is not None:
             table[factor + 1] = place + 1
+    for i, factor in enumerate(node.factors):
+        if factor.both:  # an array has one of the two at most
+            table[i + 1] = max(table[part + 1] for part in factor.both)
     if at_source:
         for i, factor in enumerate(node.factors):
             if factor.reduction:
@@ -154,14 +177,8 @@ def _every_state(base: int, axes: int) -> np.ndarray:
     return np.arange(base**axes)[:, None] // base ** np.arange(axes) % base
 
 
-def _reshard_prices(
-    rank: int, space: Space, cluster: Cluster
-) -> tuple[np.ndarray, np.ndarray]:
-    """Fixed seconds and seconds per byte between all layouts of an array.
-
-    Returns:
-      Two of `[degrees, source codes, target codes]`.
-    """
+def _reshard_prices(rank: int, space: Space, cluster: Cluster) -> Reshards:
+    """Prices between all layouts of an array."""
     every_source = _every_state(rank + 2, space.num_axes)[:, None]
     every_target = _every_state(rank + 1, space.num_axes)[None]
     prices = [
@@ -176,7 +193,10 @@ def _reshard_prices(
         for d, degrees in enumerate(space.degrees)
     ]
     fixed, per_byte = zip(*prices, strict=True)
-    return np.stack(fixed), np.stack(per_byte)
+    return Reshards(
+        fixed_s=np.stack(fixed).astype(np.float32),
+        s_per_byte=np.stack(per_byte).astype(np.float32),
+    )
 
 
 def _edge_record(
@@ -186,19 +206,13 @@ def _edge_record(
     variables: np.ndarray,
     own_states: list[np.ndarray],
     traced_batch: int,
-    prices: Callable[[int], tuple[np.ndarray, np.ndarray]],
+    prices: Callable[[int], Reshards],
     first: dict[tuple, int],
 ) -> EdgeRecord:
     source, dims = edge_states(edge, graph.nodes, own_states[edge.source], True)
     target, _ = edge_states(edge, graph.nodes, own_states[edge.target], False)
     rank = len(dims)
-    start, per_byte = prices(rank)
-    fixed = start * edge.trips
-    slope = per_byte * (edge.array.nbytes * edge.trips)
-    if edge.array.batch_power:
-        slope /= traced_batch
-    else:
-        fixed, slope = fixed + slope, np.zeros_like(slope)
+    nbytes, grows = edge.array.nbytes * edge.trips, edge.array.batch_power > 0
     return EdgeRecord(
         edge=edge,
         source=int(variables[edge.source]),
@@ -206,8 +220,9 @@ def _edge_record(
         dims=dims,
         source_codes=_coded(source, rank + 2),
         target_codes=_coded(target, rank + 1),
-        fixed_s=fixed,
-        per_batch_s=slope,
+        prices=prices(rank),
+        nbytes=0.0 if grows else nbytes,
+        bytes_per_sequence=nbytes / traced_batch if grows else 0.0,
         first_like=first.setdefault((edge.source, edge.tensor, dims), number),
     )
 
@@ -218,6 +233,7 @@ def build_tables(
     batches: Mapping[str, np.ndarray],
     traced_batch: int,
     hubs: Mapping[str, int],
+    skew: float = 1.0,
 ) -> CostTables:
     """Price every node and edge under all degrees, choices and batches.
 
@@ -225,6 +241,7 @@ def build_tables(
       batches: per phase, sequences per stage and call; int `[degrees, batches]`.
       traced_batch: the batch at which the graphs were traced.
       hubs: per phase, the index of the residual stream, if there is one.
+      skew: of a mixture of experts, tokens of the busiest device over the mean.
     """
     variable_of = {
         member: i for i, v in enumerate(space.variables) for member in v.members
@@ -255,7 +272,9 @@ def build_tables(
             graph=graph,
             batches=batches[phase],
             variables=variables,
-            node_time_s=tuple(node_time_s(n, s, cluster) for n, s in pairs),
+            node_time_s=tuple(
+                node_time_s(n, s, cluster, skew).astype(np.float32) for n, s in pairs
+            ),
             activation_bytes=tuple(
                 activation_bytes(n, graph, s) if n.is_op else None for n, s in pairs
             ),

@@ -6,7 +6,7 @@ serves all degrees and all batches of the grid.
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,13 +16,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from lts.cost.collective import hand_over_cost
-from lts.cost.serving import (
-    Outcome,
-    Step,
-    colocated_outcome,
-    plain_outcome,
-    prefill_outcome,
-)
+from lts.cost.serving import Outcome, Priced, Step, outcome_of
 from lts.cost.tables import CostTables, Flat, PhaseTables
 from lts.evaluate.base import Scores
 from lts.hardware import Cluster
@@ -38,11 +32,14 @@ memory of the gathers."""
 class TableEvaluator:
     """Scores candidates of `space` by its cost tables.
 
-    `workload` None means a plain function, whose objective is 1 / step time.
+    `workload` None means a plain function, whose objective is 1 / step time. Tables of
+    one phase are those of a pool; of prefill, `transfer_s` is then the least that it
+    takes to hand over the caches of a call, host `[degrees, batches]`.
     """
 
     tables: CostTables
     workload: Workload | None
+    transfer_s: np.ndarray | None = None
 
     @property
     def space(self) -> Space:
@@ -51,7 +48,10 @@ class TableEvaluator:
 
     @functools.cached_property
     def _arrays(self) -> dict[str, Any]:
-        return jax.tree.map(jnp.asarray, _flat_arrays(self.tables))
+        arrays = _flat_arrays(self.tables)
+        if self.transfer_s is not None:
+            arrays["transfer_s"] = self.transfer_s.astype(np.float32)
+        return jax.tree.map(jnp.asarray, arrays)
 
     @functools.cached_property
     def _outcome(self):
@@ -64,12 +64,23 @@ class TableEvaluator:
 
         return jax.jit(price)
 
+    @functools.cached_property
+    def _priced(self):
+        return jax.jit(functools.partial(_priced, layout=_layout(self.tables)))
+
     def outcome(self, picks: ArrayLike) -> Outcome:
         """Metrics of candidates at their best batch.
 
         Args:
           picks: int32 `[genes, candidates]`.
         """
+        return self._in_chunks(self._outcome, picks)
+
+    def priced(self, picks: ArrayLike) -> Priced:
+        """Costs of a served model at every batch; `picks` as `outcome`."""
+        return self._in_chunks(self._priced, picks)
+
+    def _in_chunks(self, price: Callable[..., Any], picks: ArrayLike) -> Any:
         genes = jnp.asarray(picks, jnp.int32)
         for gene, value in self.space.pinned:
             genes = genes.at[gene].set(value)
@@ -77,7 +88,7 @@ class TableEvaluator:
         size = next((size for size in CHUNKS if count <= size), CHUNKS[-1])
         genes = jnp.pad(genes, ((0, 0), (0, -count % size)))
         parts = [
-            self._outcome(self._arrays, genes[:, start : start + size])
+            price(self._arrays, genes[:, start : start + size])
             for start in range(0, genes.shape[1], size)
         ]
         return jax.tree.map(lambda *found: jnp.concatenate(found)[:count], *parts)
@@ -97,7 +108,10 @@ class _PhaseLayout:
     active_offsets: np.ndarray
     stream: np.ndarray  # the residual stream, if any
     stream_offsets: np.ndarray
-    edge_offsets: np.ndarray  # [edges]
+    edge_offsets: np.ndarray  # [edges] into the prices of reshards
+    edge_trips: np.ndarray  # [edges]
+    edge_bytes: np.ndarray  # [edges]
+    bytes_per_sequence: np.ndarray  # [edges]
     code_offsets: np.ndarray  # [2, edges]
     ends: np.ndarray  # [2, edges] variables
     codes: np.ndarray  # [2, edges] number of layout codes
@@ -120,7 +134,20 @@ class _Layout:
     phases: Mapping[str, _PhaseLayout]
 
 
-def _flatten_phase(tables: PhaseTables) -> tuple[dict[str, np.ndarray], _PhaseLayout]:
+def _reshard_tables(tables: CostTables) -> tuple[dict[int, int], Flat, Flat]:
+    """Prices of all ranks in one array each, and their offset by identity."""
+    fixed, slope, offsets = Flat(), Flat(), dict[int, int]()
+    for found in tables.phases.values():
+        for edge in found.edges:
+            if id(edge.prices) not in offsets:
+                offsets[id(edge.prices)] = fixed.add(edge.prices.fixed_s.ravel())
+                slope.add(edge.prices.s_per_byte.ravel())
+    return offsets, fixed, slope
+
+
+def _flatten_phase(
+    tables: PhaseTables, prices: Mapping[int, int]
+) -> tuple[dict[str, np.ndarray], _PhaseLayout]:
     nodes, active, stream = Flat(), Flat(), Flat()
     width = tables.batches.shape[1]
     for table in tables.node_time_s:
@@ -132,10 +159,8 @@ def _flatten_phase(tables: PhaseTables) -> tuple[dict[str, np.ndarray], _PhaseLa
         for table in source:
             if table is not None:
                 flat.add(table.reshape(-1, width))
-    fixed, slope, codes = Flat(), Flat(), (Flat(), Flat())
+    codes = (Flat(), Flat())
     for edge in tables.edges:
-        fixed.add(edge.fixed_s.ravel())
-        slope.add(edge.per_batch_s.ravel())
         codes[0].add(edge.source_codes)
         codes[1].add(edge.target_codes)
     count = len(tables.edges)
@@ -151,8 +176,6 @@ def _flatten_phase(tables: PhaseTables) -> tuple[dict[str, np.ndarray], _PhaseLa
         "node_s": nodes.array(),
         "active": active.array(),
         "stream": stream.array(),
-        "fixed_s": fixed.array(),
-        "per_batch_s": slope.array(),
         "source_codes": codes[0].array(np.int32),
         "target_codes": codes[1].array(np.int32),
         "batches": tables.batches.astype(np.int32),
@@ -165,12 +188,19 @@ def _flatten_phase(tables: PhaseTables) -> tuple[dict[str, np.ndarray], _PhaseLa
         active_offsets=np.array(active.offsets),
         stream=_present(tables.stream_bytes),
         stream_offsets=np.array(stream.offsets),
-        edge_offsets=np.array(fixed.offsets),
+        edge_offsets=np.array([prices[id(e.prices)] for e in tables.edges], np.int64),
+        edge_trips=np.array([e.edge.trips for e in tables.edges], np.float32),
+        edge_bytes=np.array([e.nbytes for e in tables.edges], np.float32),
+        bytes_per_sequence=np.array(
+            [e.bytes_per_sequence for e in tables.edges], np.float32
+        ),
         code_offsets=np.array([codes[0].offsets, codes[1].offsets]),
         ends=np.array(
             [[e.source for e in tables.edges], [e.target for e in tables.edges]]
         ),
-        codes=np.array([e.fixed_s.shape[1:] for e in tables.edges]).reshape(-1, 2).T,
+        codes=np.array([e.prices.fixed_s.shape[1:] for e in tables.edges])
+        .reshape(-1, 2)
+        .T,
         earlier=table,
     )
     return arrays, layout
@@ -219,8 +249,10 @@ def _flat_space(space: Space) -> tuple[dict[str, np.ndarray], dict[str, np.ndarr
 
 def _flat_arrays(tables: CostTables) -> dict[str, Any]:
     arrays: dict[str, Any] = dict(_flat_space(tables.space)[0])
+    prices, fixed, slope = _reshard_tables(tables)
+    arrays["fixed_s"], arrays["s_per_byte"] = fixed.array(), slope.array()
     for phase, found in tables.phases.items():
-        arrays[phase] = _flatten_phase(found)[0]
+        arrays[phase] = _flatten_phase(found, prices)[0]
     for kind, found in _memory_tables(tables).items():
         flat = Flat()
         for table in found.values():
@@ -230,13 +262,14 @@ def _flat_arrays(tables: CostTables) -> dict[str, Any]:
     hand_over = [hand_over_cost(d, tables.cluster) for d in degrees]
     fixed_s, s_per_byte = np.array(hand_over, np.float32).T
     arrays["stages"] = np.array([d.stages for d in degrees], np.int32)
+    arrays["num_gpus"] = np.array([d.num_gpus for d in degrees], np.int32)
     arrays["hand_over_s"], arrays["hand_over_s_per_byte"] = fixed_s, s_per_byte
     return arrays
 
 
 def _layout(tables: CostTables) -> _Layout:
     space = tables.space
-    places = _flat_space(space)[1]
+    places, prices = _flat_space(space)[1], _reshard_tables(tables)[0]
     memory = {}
     for kind, found in _memory_tables(tables).items():
         flat = Flat()
@@ -250,7 +283,7 @@ def _layout(tables: CostTables) -> _Layout:
         bases=np.array([1 + len(v.factors) for v in space.variables]),
         choices=np.array([space.num_choices(i) for i in range(len(space.variables))]),
         memory=memory,
-        phases={phase: _flatten_phase(t)[1] for phase, t in tables.phases.items()},
+        phases={p: _flatten_phase(t, prices)[1] for p, t in tables.phases.items()},
         **places,
     )
 
@@ -310,10 +343,38 @@ def _phase_step(
         none = jnp.full((1, target.shape[1]), -1, target.dtype)
         before = jnp.concatenate([target, none])[at.earlier]  # [edges, earlier, n]
         fresh = ~(before == target[:, None]).any(1)
-        fixed_s = jnp.where(fresh, own["fixed_s"][place], 0.0).sum(0)
-        per_batch_s = jnp.where(fresh, own["per_batch_s"][place], 0.0).sum(0)
-        time_s = time_s + fixed_s[:, None] + per_batch_s[:, None] * batches
+        s_per_byte = jnp.where(fresh, arrays["s_per_byte"][place], 0.0)
+        fixed_s = jnp.where(fresh, arrays["fixed_s"][place], 0.0)
+        fixed_s = at.edge_trips[:, None] * fixed_s
+        fixed_s = (fixed_s + at.edge_bytes[:, None] * s_per_byte).sum(0)
+        per_sequence_s = (at.bytes_per_sequence[:, None] * s_per_byte).sum(0)
+        time_s = time_s + fixed_s[:, None] + per_sequence_s[:, None] * batches
     return Step(time_s=time_s, activation_bytes=peak, batches=batches)
+
+
+def _priced(arrays: dict[str, Any], picks: jax.Array, *, layout: _Layout) -> Priced:
+    degrees, choices = picks[0], _choices(arrays, picks, layout)
+
+    def held(kind: str, combine=jnp.sum) -> jax.Array:
+        variables, offsets = layout.memory[kind]
+        if not len(variables):
+            return jnp.zeros(picks.shape[1])
+        row = degrees[None] * layout.choices[variables][:, None] + choices[variables]
+        return combine(arrays[kind][offsets[:, None] + row], axis=0)
+
+    stages = arrays["stages"][degrees]
+    outer = jnp.where(stages > 1, held("outer", jnp.max), held("outer"))
+    return Priced(
+        steps={
+            phase: _phase_step(arrays, phase, choices, degrees, layout)
+            for phase in layout.phases
+        },
+        held_bytes=held("held"),
+        weight_bytes=held("looped") / stages + outer,
+        cache_bytes=held("cache") / stages,
+        stages=stages,
+        num_gpus=arrays["num_gpus"][degrees],
+    )
 
 
 def _outcome(
@@ -324,31 +385,7 @@ def _outcome(
     workload: Workload | None,
     cluster: Cluster,
 ) -> Outcome:
-    degrees = picks[0]
-    choices = _choices(arrays, picks, layout)
-
-    def held(kind: str, combine=jnp.sum) -> jax.Array:
-        variables, offsets = layout.memory[kind]
-        if not len(variables):
-            return jnp.zeros(picks.shape[1])
-        row = degrees[None] * layout.choices[variables][:, None] + choices[variables]
-        return combine(arrays[kind][offsets[:, None] + row], axis=0)
-
-    steps = {
-        phase: _phase_step(arrays, phase, choices, degrees, layout)
-        for phase in layout.phases
-    }
-    usable = float(cluster.usable_bytes)
-    if workload is None:
-        (step,) = steps.values()
-        nbytes = held("held") + held("looped") + held("outer")
-        return plain_outcome(step, nbytes, usable)
-    stages = arrays["stages"][degrees]
-    outer = jnp.where(stages > 1, held("outer", jnp.max), held("outer"))
-    weights = held("looped") / stages + outer
-    common = (weights, held("cache") / stages, stages, workload)
-    if workload.prefill_only:
-        return prefill_outcome(steps["prefill"], *common, cluster.num_gpus, usable)
-    return colocated_outcome(
-        steps["decode"], steps["prefill"], *common, cluster.num_gpus, usable
-    )
+    priced, usable = _priced(arrays, picks, layout=layout), float(cluster.usable_bytes)
+    moving = "transfer_s" in arrays
+    transfer_s = arrays["transfer_s"][picks[0]] if moving else 0.0
+    return outcome_of(priced, workload, usable, transfer_s)

@@ -2,10 +2,11 @@
 
 Tensor parallelism over the node (all GPUs if fewer), the least pipeline stages whose
 weights leave 20% of the memory for the KV cache (nodes first), data parallelism for
-the rest. Inside a group of ops the tensor axes shard the index that the group's ops
-share (heads, feed-forward, vocabulary): first products by columns, second by rows. A
-plain function names neither weights nor batch: any argument counts as a weight, and
-axes across nodes shard nothing.
+the rest; experts are spread over that rest, and split by tensor inside the node. In a
+group of ops the tensor axes shard the index that the group's ops share (heads,
+feed-forward, vocabulary): first products by columns, second by rows. A plain function
+names neither weights nor batch: any argument counts as a weight, and axes across nodes
+shard nothing.
 
 Source: Megatron-LM, arXiv 1909.08053, section 3, and arXiv 2104.04473, section 5.
 """
@@ -90,7 +91,9 @@ def _by_preference(tables: CostTables) -> list[int]:
 
 def _candidate(space: Space, number: int) -> np.ndarray:
     axes = space.degrees[number].axes
-    return with_roles(space, number, ["tp" if axis.inside else "dp" for axis in axes])
+    uses = ["tp" if axis.inside else "dp" for axis in axes]
+    experts = ["tp" if axis.inside else "ep" for axis in axes]
+    return with_roles(space, number, uses, experts)
 
 
 def _held_bytes(tables: CostTables, picks: np.ndarray) -> float:

@@ -7,19 +7,22 @@ never folded into one dimension, so that each can be sharded by itself.
 
 from lts.models.config import (
     DecoderConfig,
-    config_from_dict,
-    config_to_dict,
+    cache_bytes,
+    dense_decoder,
     kv_bytes_per_token,
-    read_config,
 )
 from lts.models.decoder import Decoder
 from lts.models.loading import load, names
+from lts.models.reading import read_config
+from lts.models.records import config_from_dict, config_to_dict
 
 __all__ = [
     "DecoderConfig",
     "Decoder",
+    "cache_bytes",
     "config_from_dict",
     "config_to_dict",
+    "dense_decoder",
     "kv_bytes_per_token",
     "load",
     "names",

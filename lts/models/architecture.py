@@ -7,7 +7,7 @@ config.json files. Layers may differ; runs of equal ones become loops (`segments
 from dataclasses import dataclass
 from typing import Literal
 
-from lts.models.rope import RopeScaling
+from lts.models.rope import RopeScaling, YarnRope
 
 QkNorm = Literal["none", "head", "layer", "unit"]
 """RMS norm of queries and keys: none, over each head, over all heads of a layer at
@@ -21,6 +21,12 @@ class Rope:
     size: int
     theta: float = 10_000.0
     scaling: RopeScaling | None = None
+
+    @property
+    def attention_scale(self) -> float:
+        """What scores are multiplied by, beside 1 / sqrt(head size): YaRN's, or 1."""
+        yarn = isinstance(self.scaling, YarnRope)
+        return self.scaling.attention_scale if yarn else 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,8 +99,9 @@ class Routing:
     Attributes:
       scores: softmax over all experts, softmax over the chosen ones only, or sigmoid.
       biased: a learnt bias is added for the choice, not for the weights.
-      groups, top_groups: experts are chosen within the best `top_groups` of `groups`
-        (a group's score is the sum of its two best).
+      groups, top_groups: experts are chosen within the best `top_groups` of `groups`.
+      group_best: a group's score is the sum of its `group_best` best experts' scores
+        (biased ones where there is a bias).
       normalised: weights are divided by their sum.
       scale: weights are multiplied by it.
       on_input: weights multiply the expert's input, not its output (top-1 only).
@@ -104,6 +111,7 @@ class Routing:
     biased: bool = False
     groups: int = 1
     top_groups: int = 1
+    group_best: int = 2
     normalised: bool = True
     scale: float = 1.0
     on_input: bool = False

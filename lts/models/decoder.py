@@ -1,4 +1,4 @@
-"""A dense decoder as a value: its prefill and decode, and their abstract arguments."""
+"""A decoder as a value: its prefill and decode, and their abstract arguments."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -11,9 +11,13 @@ import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
+from lts.models.architecture import Quantization
+from lts.models.caches import Cache
 from lts.models.config import DecoderConfig, float_dtype
-from lts.models.forward import Cache, forward
-from lts.models.parameters import LayerForm, Params, Weight, build, count
+from lts.models.forward import cached_positions, forward
+from lts.models.parameters import LayerForm, build, build_cache, count, is_uniform
+from lts.models.quantized import BlockScaled, quantized
+from lts.models.weights import NamedShape, Params, Weight, blocks
 
 Phase = Literal["prefill", "decode"]
 
@@ -24,8 +28,8 @@ class Decoder:
 
     Args:
       config: sizes and switches.
-      layers: "scan" keeps each layer array stacked as [layers, ...] and scans over
-        them; "unrolled" keeps lists of layers.
+      layers: "scan" keeps the arrays of equal layers stacked as [layers, ...] and scans
+        over them; "unrolled" keeps lists of layers.
     """
 
     config: DecoderConfig
@@ -44,37 +48,87 @@ class Decoder:
 
     @property
     def num_params(self) -> int:
-        """Number of parameters."""
+        """Number of parameters, without scales of quantized ones."""
         return count(self.config)
 
+    @property
+    def stageable_layers(self) -> int:
+        """What a number of pipeline stages must divide: 1 where layers differ."""
+        return self.config.num_hidden_layers if is_uniform(self.config) else 1
+
+    def check_stages(self, stages: int) -> None:
+        """Raises ValueError unless the layers can be split into equal stages."""
+        if self.stageable_layers % stages:
+            depth, equal = self.config.num_hidden_layers, is_uniform(self.config)
+            why = "the layers differ" if not equal else "the number must divide them"
+            raise ValueError(
+                f"cannot split the {depth} layers of {self.name!r} over {stages} "
+                f"pipeline stages: {why}"
+            )
+
     def abstract_params(self, dtype: DTypeLike | None = None) -> Params:
-        """Shapes and dtypes of the parameters; `dtype` None is the config's own."""
-        dtype = float_dtype(self.config, dtype)
-        return build(
-            self.config, self.layers, lambda w: jax.ShapeDtypeStruct(w.shape, dtype)
-        )
+        """Shapes and dtypes of the parameters.
+
+        `dtype` None is the config's own: quantized weights are `BlockScaled` pairs,
+        values and scales. With a dtype given all are plain arrays in it.
+        """
+        plain, form = float_dtype(self.config, dtype), self._quantization(dtype)
+
+        def make(weight: Weight) -> Any:
+            extents = blocks(weight, form)
+            if form is None or extents is None:
+                return jax.ShapeDtypeStruct(weight.shape, plain)
+            scales = tuple(n // b for n, b in zip(weight.shape, extents, strict=True))
+            return BlockScaled(
+                jax.ShapeDtypeStruct(weight.shape, jnp.dtype(form.dtype)),
+                jax.ShapeDtypeStruct(scales, jnp.dtype(form.scale_dtype)),
+            )
+
+        return build(self.config, self.layers, make)
 
     def init_params(self, key: jax.Array, dtype: DTypeLike | None = None) -> Params:
         """Random parameters: matrices and biases normal / sqrt(fan in), norms one.
 
         Meant for small models: all numbers are drawn as one float32 array.
         """
-        dtype = float_dtype(self.config, dtype)
-        return _init_params(self.config, self.layers, dtype, key)
+        plain, form = float_dtype(self.config, dtype), self._quantization(dtype)
+        return _init_params(self.config, self.layers, plain, form, key)
+
+    def _quantization(self, dtype: DTypeLike | None) -> Quantization | None:
+        return self.config.quantization if dtype is None else None
 
     def abstract_cache(
         self, batch: int, length: int, dtype: DTypeLike | None = None
     ) -> Cache:
         """Shapes of the KV cache of `batch` requests, `length` positions each.
 
-        Scan form: "key" and "value" of [layers, b, g, t, k]; unrolled form: a list over
-        layers of [b, g, t, k]. `dtype` None is the config's own.
+        Scan form: "key" and "value" of [layers, b, g, t, k], or "latent" [layers, b, t,
+        r] and "rope" [layers, b, t, k]; unrolled form: a list over layers, without the
+        leading dim. Where layers differ, such a dict or list per segment, as the
+        parameters have it. A layer with a window has t at most its window. `dtype` None
+        is the config's own.
         """
-        config, dtype = self.config, float_dtype(self.config, dtype)
-        shape = (batch, config.num_key_value_heads, length, config.head_dim)
-        if self.layers == "scan":
-            return _pair((config.num_hidden_layers, *shape), dtype)
-        return [_pair(shape, dtype) for _ in range(config.num_hidden_layers)]
+        dtype = float_dtype(self.config, dtype)
+
+        def make(array: NamedShape) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(array.shape, dtype)
+
+        return build_cache(self.config, self.layers, batch, length, make)
+
+    def dim_names(self, weight_dtype: DTypeLike | None = None) -> tuple[Params, Cache]:
+        """The trees of parameters and cache, with a `NamedShape` for every array.
+
+        Args:
+          weight_dtype: as `args`; sizes of the cache are those of one position.
+        """
+        form = self._quantization(weight_dtype)
+
+        def make(weight: Weight) -> Any:
+            plain = blocks(weight, form) is None
+            return weight if plain else BlockScaled(weight, weight)  # type: ignore
+
+        cache = build_cache(self.config, self.layers, 1, 1, lambda array: array)
+        return build(self.config, self.layers, make), cache
 
     def init_cache(
         self, batch: int, length: int, dtype: DTypeLike | None = None
@@ -136,13 +190,19 @@ class Decoder:
         Raises:
           ValueError: if the prompts do not fit in the cache.
         """
-        length = jax.tree.leaves(cache)[0].shape[-2]
-        if tokens.shape[1] > length:
+        length = self._cache_length(cache)
+        if length is not None and tokens.shape[1] > length:
             raise ValueError(
                 f"cannot prefill {tokens.shape[1]} tokens into a cache of {length} "
                 f"positions; make the cache longer"
             )
         return forward(self.config, params, cache, tokens, 0, from_cache=False)
+
+    def _cache_length(self, cache: Cache) -> int | None:
+        """Positions that a cache is for; None if every layer has its whole window."""
+        kept = cached_positions(self.config, cache)
+        lengths = [n for a, n in kept.items() if getattr(a, "window", None) != n]
+        return min(lengths, default=None)
 
     def decode(
         self,
@@ -208,44 +268,48 @@ class Decoder:
         A tied embedding is on the first stage and on the last.
 
         Raises:
-          ValueError: if the layers do not divide, or are not in scan form.
+          ValueError: if layers differ, do not divide, or are not in scan form.
         """
+        self.check_stages(stages)
         depth = self.config.num_hidden_layers
-        if depth % stages or self.layers != "scan":
+        if self.layers != "scan":
             raise ValueError(
-                f"cannot split {depth} layers ({self.layers}) over {stages} stages; "
-                "use the scan form and a number that divides the layers"
+                f"cannot split layers in {self.layers} form over {stages} stages; use "
+                "the scan form"
             )
         own = slice(stage * depth // stages, (stage + 1) * depth // stages)
         ends = {"embed"} if stage == 0 else set()
         if stage == stages - 1:
             tied = self.config.tie_word_embeddings
             ends |= {"norm", "embed" if tied else "unembed"}
-        layers = {name: array[own] for name, array in params["layers"].items()}
+        layers = jax.tree.map(lambda array: array[own], params["layers"])
         return {**{name: params[name] for name in sorted(ends)}, "layers": layers}
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
+@partial(jax.jit, static_argnums=(0, 1, 2, 3))
 def _init_params(
-    config: DecoderConfig, form: LayerForm, dtype: Any, key: jax.Array
+    config: DecoderConfig,
+    form: LayerForm,
+    dtype: Any,
+    quantization: Quantization | None,
+    key: jax.Array,
 ) -> Params:
     # One draw: compiling the generator for each array's shape takes seconds.
     drawn = jax.random.normal(key, (count(config),), jnp.float32)
     offset = 0
 
-    def make(weight: Weight) -> jax.Array:
+    def make(weight: Weight) -> jax.Array | BlockScaled:
         nonlocal offset
         start, offset = offset, offset + prod(weight.shape)
         if not weight.fan_in:
             return jnp.ones(weight.shape, dtype)
         values = drawn[start:offset].reshape(weight.shape) * weight.fan_in**-0.5
-        return values.astype(dtype)
+        extents = blocks(weight, quantization)
+        if quantization is None or extents is None:
+            return values.astype(dtype)
+        return quantized(values, extents, quantization.dtype, quantization.scale_dtype)
 
     return build(config, form, make)
-
-
-def _pair(shape: tuple[int, ...], dtype: Any) -> dict[str, jax.ShapeDtypeStruct]:
-    return {name: jax.ShapeDtypeStruct(shape, dtype) for name in ("key", "value")}
 
 
 def _int32(*shape: int) -> jax.ShapeDtypeStruct:

@@ -1,81 +1,134 @@
-"""Which features of a config.json the dense decoders do not have.
+"""Which features of a config.json the decoders do not have.
 
-A feature that changes what a step costs must never be dropped silently: the search
-would then price another model. Fields are recognised by their words, since families
+A feature that changes what a step costs or computes must never be dropped silently: the
+search would then price another model. Each family reads the fields that it knows; what
+nothing has read is looked at here. Fields are recognised by their words, since families
 spell the same feature differently (`num_experts`, `n_routed_experts`).
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-# Feature -> words of a field name (split at underscores) that announce it.
-_WORDS = {
+# Feature -> words of a field name (split at underscores) that announce it. No family
+# has these.
+_NOWHERE = {
+    "sparse attention": {"index_topk", "indexer", "sparse_attention_config"},
+    "linear attention or state-space layers": {
+        *("linear", "mamba", "mamba2", "ssm", "conv", "rwkv", "recurrent", "lru"),
+        *("hybrid_override_pattern", "layers_block_type"),
+    },
+    "attention sinks": {"sink", "sinks"},
+    "capped logits": {"softcapping", "softcap"},
+    "gated attention": {"attn_output_gate", "attention_output_gate"},
+    "clipped queries, keys and values": {"clip_qkv"},
+    "scaled embeddings, residuals or logits": {
+        *("multiplier", "scale_emb", "scale_depth", "dim_model_base"),
+        *("logit_scale", "logits_scaling", "embedding_scale"),
+    },
+    "position biases": {"alibi", "relative"},
+    "parallel attention and feed-forward": {"use_parallel_residual", "parallel_attn"},
+    "an encoder": {"is_encoder_decoder", "encoder_layers", "add_cross_attention"},
+    "activations other than silu": {"hidden_activation", "activation_function"},
+    "clipped activations": {"swiglu_limit"},
+    "hyper-connections": {"hc"},
+}
+# Some families have these, and their readers read such fields.
+_ELSEWHERE = {
     "mixture of experts": {"expert", "experts", "moe"},
-    "multi-token prediction layers": {"mtp", "nextn"},
-    "quantized weights": {"quantization"},
-    "linear attention or state-space layers": {"linear", "mamba", "ssm"},
-    "a vision or audio tower": {"vision", "audio"},
-    "capped logits": {"softcapping"},
+    "quantized weights": {"quantization", "compression"},
+    "latent attention or low-rank projections": {"lora", "use_mla", "v_head_dim"},
+    "sliding-window attention": {"sliding", "window"},
+    "chunked attention": {"chunk", "chunked"},
+    "blocks that differ by layer": {"block_configs", "layer_types", "attn_type_list"},
+    "layers without rotary embedding": {"no_rope_layers", "nope_layer_interval"},
+    "partial rotary embedding": {"rotary_dim", "rotary_pct", "partial_rotary_factor"},
+    "norms of queries and keys": {"qk"},
+    "biases": {"bias"},
 }
-# Feature -> whole field names.
-_FIELDS = {
-    "latent attention (MLA)": {"kv_lora_rank", "q_lora_rank", "use_mla"},
-    "a nested text model": {"text_config"},
-    "blocks that differ by layer": {"block_configs"},
-    "biases in the MLP": {"mlp_bias"},
-    "sparse attention": {"index_topk"},
-    "chunked attention": {"attention_chunk_size"},
+# Words of what stands beside the decoder, and fields that only look like a feature.
+_BESIDE = {"mtp", "nextn", "vision", "audio", "image", "video"}
+_HARMLESS = {
+    "max_window_layers",
+    "output_router_logits",
+    "moe_router_dtype",
+    "router_bias_update_speed",
 }
-_ROPE_FIELDS = ("rope_scaling", "rope_parameters")
+# With these words, a number is off at one and not at zero.
+_OFF_AT_ONE = {"multiplier", "scale", "scaling", "pct", "factor"}
+_MTP = ("num_mtp_modules", "num_nextn_predict_layers", "mtp_num_hidden_layers")
+
+LACKING = {
+    "gpt_oss": "attention sinks, biased and clipped experts",
+    "gemma": "scaled embeddings and gelu",
+    "gemma2": "norms after blocks and gelu",
+    "gemma3": "norms after blocks and gelu",
+    "gemma3_text": "norms after blocks and gelu",
+    "cohere": "parallel blocks and layer norms",
+    "cohere2": "parallel blocks and layer norms",
+    "olmo2": "norms after blocks",
+    "olmo3": "norms after blocks",
+    "exaone4": "norms after blocks",
+    "glm4": "norms after blocks",
+    "mllama": "cross-attention layers",
+}
+"""What well-known types have that the decoders lack and no field announces."""
 
 
-def unsupported_features(fields: Mapping[str, Any]) -> list[str]:
-    """Names what a config asks for and the dense decoders lack.
+def unsupported_features(fields: Mapping[str, Any], *, known_type: bool) -> list[str]:
+    """Names what fields ask for and the decoders lack.
 
     Args:
-      fields: the parsed config.json. A field that is null, false, zero or empty is off.
+      fields: of a known type, those that its reader has not read; of another, all. One
+        that is null, false, zero or empty is off.
+      known_type: whether features that some family has count as lacking, too.
 
     Returns:
       One phrase for each feature, with the field that announces it; empty if all of
       the model can be built.
     """
+    table = {**_NOWHERE, **_ELSEWHERE} if known_type else _NOWHERE
     found: dict[str, str] = {}
     for name, value in fields.items():
-        if not value:
+        words = {name, *name.split("_")}
+        if _is_off(name, value, words):
             continue
-        words = set(name.split("_"))
-        for feature, announced in _WORDS.items():
+        for feature, announced in table.items():
             if words & announced:
                 found.setdefault(feature, _shown(name, value))
-        for feature, names in _FIELDS.items():
-            if name in names:
-                found.setdefault(feature, _shown(name, value))
-    found.update(_attention_features(fields))
-    activation = fields.get("hidden_act", "silu")
-    if activation != "silu":
-        found["an activation other than silu"] = _shown("hidden_act", activation)
     return [f"{feature} ({field})" for feature, field in found.items()]
 
 
-def _attention_features(fields: Mapping[str, Any]) -> dict[str, str]:
-    """Windows, mixed layer types, partial rotary, and norms that a type lacks."""
-    found = {}
-    # Qwen files keep a window's size beside a switch that turns it off.
-    switch, window = fields.get("use_sliding_window"), fields.get("sliding_window")
-    if switch or (window and switch is not False):
-        name = "use_sliding_window" if switch else "sliding_window"
-        found["sliding-window attention"] = _shown(name, fields[name])
-    kinds = fields.get("layer_types") or ()
-    others = sorted({str(kind) for kind in kinds} - {"full_attention"})
-    if others:
-        found["layers other than full attention"] = f"layer_types: {', '.join(others)}"
-    for holder in (fields, *(fields.get(name) for name in _ROPE_FIELDS)):
-        share = holder.get("partial_rotary_factor") if isinstance(holder, dict) else 1
-        if share not in (None, 1):
-            found["partial rotary embedding"] = _shown("partial_rotary_factor", share)
-    if fields.get("use_qk_norm") and fields.get("model_type") != "qwen3":
-        found["query and key norms outside qwen3"] = "use_qk_norm: True"
-    return found
+def beside_notes(fields: Mapping[str, Any]) -> list[str]:
+    """Sentences on what stands beside the decoder and a step does not run.
+
+    Args:
+      fields: all of an object of config.json, the text model's or the outer one.
+    """
+    notes = []
+    for kind in ("vision", "audio"):
+        if any(
+            kind in name.split("_") and value and isinstance(value, Mapping)
+            for name, value in fields.items()
+        ):
+            notes.append(
+                f"a {kind} tower stands beside the text model; only the text model is "
+                f"planned"
+            )
+    number = next((fields[name] for name in _MTP if fields.get(name)), 0)
+    if number:
+        modules = "module is" if number == 1 else "modules are"
+        notes.append(
+            f"{number} multi-token-prediction {modules} not run: speculative decoding "
+            f"is off"
+        )
+    return notes
+
+
+def _is_off(name: str, value: Any, words: set[str]) -> bool:
+    if not value or name in _HARMLESS or words & _BESIDE:
+        return True
+    one = value == 1 and not isinstance(value, bool)
+    return one and bool(words & _OFF_AT_ONE)
 
 
 def _shown(name: str, value: Any) -> str:

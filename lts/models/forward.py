@@ -1,14 +1,12 @@
-"""One step of a dense decoder, over parameter and cache trees.
+"""One step of a decoder, over parameter and cache trees.
 
-The forms are those that XLA compiles with the fewest copies: caches are [.., g, t, k]
-(with time before heads, each step transposes the cache), and stacked caches travel in
+The forms are those that XLA compiles with the fewest copies: stacked caches travel in
 the scan's carry and are updated in place (as scanned inputs and outputs they are copied
-whole). Each contraction is one `dot_general`; it and each cache update stand under a
-`jax.named_scope` of their own. Indices are known not to be negative, and saying so
-keeps selects out of the program.
+whole). Each contraction and each cache update stands under a `jax.named_scope` of its
+own; where layers differ, all scopes of a segment stand under its name.
 """
 
-from dataclasses import dataclass
+import contextlib
 from typing import Any
 
 import jax
@@ -16,24 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from lts.models.architecture import GroupedAttention, Layer, Segment
+from lts.models.arrays import product, rms_norm
+from lts.models.attention import grouped_attention
+from lts.models.caches import Cache
 from lts.models.config import DecoderConfig
-from lts.models.parameters import Params
-from lts.models.rope import frequencies, rotary, rotate
-
-# {"key", "value"} of [layers, b, g, t, k] each; unrolled: a list of {..: [b, g, t, k]}.
-Cache = Any
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Step:
-    """What all layers of one step share."""
-
-    config: DecoderConfig
-    start: jax.Array | int  # [] first new position
-    cos: jax.Array  # [s, k / 2]
-    sin: jax.Array  # [s, k / 2]
-    visible: jax.Array  # [1, 1, 1, s, t] bool
-    from_cache: bool  # attend over the cache (decode) or the new tokens (prefill)
+from lts.models.feed_forward import feed_forward
+from lts.models.latent import latent_attention
+from lts.models.parameters import by_place, is_uniform, segment_name
+from lts.models.step import Attention, Step, prepared
+from lts.models.weights import Params
 
 
 def forward(
@@ -51,13 +41,14 @@ def forward(
 
     Args:
       config: the decoder.
-      params: its parameters; `params["layers"]` is a dict of stacked arrays, which are
-        scanned over, or a list of layers, which are unrolled.
-      cache: key and value caches in the same form.
+      params: its parameters; those of a segment are dicts of stacked arrays, which are
+        scanned over, or lists of layers, which are unrolled. A pipeline stage has
+        fewer layers than the config.
+      cache: caches in the same form.
       tokens: [b, s] int32.
       start: [] position of the first new token.
-      from_cache: attend over the cache up to each token's position (decode), or over
-        the new tokens alone (prefill, `start` 0).
+      from_cache: attend over the cache up to each token's position (decode, s = 1), or
+        over the new tokens alone (prefill, `start` 0).
       first: False for a later pipeline stage: `tokens` is then the residual stream
         [b, s, d] that the stage before handed over.
       last: False for an earlier stage: the residual stream is returned.
@@ -69,24 +60,34 @@ def forward(
     residual = _embedded(params, tokens) if first else jnp.asarray(tokens)
     if residual.dtype.itemsize < 2:  # 8-bit weights: activations stay in the config's
         residual = residual.astype(config.dtype)
-    step = _step(config, cache, tokens.shape[1], start, from_cache)
-    if isinstance(params["layers"], list):
-        updated = []
-        for weights, own in zip(params["layers"], cache, strict=True):
-            residual, own = _layer(step, weights, residual, own, None)
-            updated.append(own)
-        cache = updated
-    else:
-
-        def body(carry, layer):
-            (residual, cache), (weights, index) = carry, layer
-            return _layer(step, weights, residual, cache, index), None
-
-        depth = len(params["layers"]["norm_mlp"])  # a stage has its share only
-        indices = jnp.arange(depth, dtype=jnp.int32)
-        layers = (params["layers"], indices)
-        (residual, cache), _ = lax.scan(body, (residual, cache), layers)
+    uniform = is_uniform(config)
+    caches = {"layers": cache} if uniform else cache
+    kept = cached_positions(config, cache)
+    step = prepared(config, kept, tokens.shape[1], start, from_cache)
+    updated = {}
+    for segment in config.segments:
+        name = segment_name(config, segment)
+        weights = by_place(segment, params[name])
+        own = by_place(segment, caches.get(name))
+        scope = "" if uniform else name
+        residual, own = _segment(step, segment, scope, weights, own, residual)
+        if own:
+            updated[name] = own["0"] if len(segment.unit) == 1 else own
+    cache = updated.get("layers", cache) if uniform else updated
     return (_logits(config, params, residual) if last else residual), cache
+
+
+def cached_positions(config: DecoderConfig, cache: Cache) -> dict[Attention, int]:
+    """Positions that the cache holds, by kind of attention."""
+    caches = {"layers": cache} if is_uniform(config) else cache
+    found: dict[Attention, int] = {}
+    for segment in config.segments:
+        own = by_place(segment, caches.get(segment_name(config, segment)))
+        for place, layer in enumerate(segment.unit):
+            if layer.attention is not None:
+                leaf = jax.tree.leaves(own[str(place)])[0]
+                found[layer.attention] = leaf.shape[-2]
+    return found
 
 
 def _embedded(params: Params, tokens: jax.Array | np.ndarray) -> jax.Array:
@@ -100,39 +101,60 @@ def _logits(config: DecoderConfig, params: Params, residual: jax.Array) -> jax.A
     with jax.named_scope("last"):
         place = residual.shape[1] - 1
         last = lax.index_in_dim(residual, place, axis=1, keepdims=False)
-        last = _rms_norm(last, params["norm"], config.rms_norm_eps)
+        last = rms_norm(last, params["norm"], config.rms_norm_eps)
     with jax.named_scope("unembed"):
         if config.tie_word_embeddings:
-            return _einsum("bd,vd->bv", last, params["embed"])
-        return _einsum("bd,dv->bv", last, params["unembed"])
+            return product("bd,vd->bv", last, params["embed"])
+        return product("bd,dv->bv", last, params["unembed"])
 
 
-def _step(
-    config: DecoderConfig,
-    cache: Cache,
-    num_new: int,
-    start: jax.Array | int,
-    from_cache: bool,
-) -> _Step:
-    positions = start + jnp.arange(num_new, dtype=jnp.int32)
-    num_seen = jax.tree.leaves(cache)[0].shape[-2] if from_cache else num_new
-    seen = jnp.arange(num_seen, dtype=jnp.int32)
-    table = frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
-    cos, sin = rotary(positions, table)
-    seen = lax.expand_dims(seen, (0, 1, 2, 3))
-    visible = seen <= lax.expand_dims(positions, (0, 1, 2, 4))
-    return _Step(
-        config=config,
-        start=start,
-        cos=cos,
-        sin=sin,
-        visible=visible,
-        from_cache=from_cache,
-    )
+def _segment(
+    step: Step,
+    segment: Segment,
+    scope: str,
+    weights: dict[str, Any],
+    caches: dict[str, Any],
+    residual: jax.Array,
+) -> tuple[jax.Array, dict[str, Any]]:
+    """All repeats of a unit; weights and caches by place in it."""
+
+    def unit(residual, weights, caches, index):
+        caches = dict(caches)
+        for place, layer in enumerate(segment.unit):
+            key = str(place)
+            own = weights[key], residual, caches.get(key)
+            with _scope(scope if len(segment.unit) == 1 else f"{scope}/{key}"):
+                residual, updated = _layer(step, layer, *own, index)
+            if updated is not None:
+                caches[key] = updated
+        return residual, caches
+
+    if any(isinstance(own, list) for own in weights.values()):
+        updated = {key: [] for key in caches}
+        for repeat in range(max(len(own) for own in weights.values())):
+            mine = {key: own[repeat] for key, own in weights.items()}
+            kept = {key: own[repeat] for key, own in caches.items()}
+            residual, kept = unit(residual, mine, kept, None)
+            for key, own in kept.items():
+                updated[key].append(own)
+        return residual, updated
+
+    def body(carry, layer):
+        return unit(carry[0], layer[0], carry[1], layer[1]), None
+
+    depth = len(jax.tree.leaves(weights)[0])  # a stage has its share only
+    indices = jnp.arange(depth, dtype=jnp.int32)
+    (residual, caches), _ = lax.scan(body, (residual, caches), (weights, indices))
+    return residual, caches
+
+
+def _scope(name: str) -> Any:
+    return jax.named_scope(name) if name else contextlib.nullcontext()
 
 
 def _layer(
-    step: _Step,
+    step: Step,
+    layer: Layer,
     weights: Params,
     residual: jax.Array,  # [b, s, d]
     cache: Any,
@@ -140,99 +162,16 @@ def _layer(
 ) -> tuple[jax.Array, Any]:
     """One layer; `index` is its place in a stacked cache, None for an own cache."""
     eps = step.config.rms_norm_eps
-    x = _rms_norm(residual, weights["norm_attention"], eps)
-    with jax.named_scope("attention"):
-        attended, cache = _attention(step, weights, x, cache, index)
-    residual = residual + attended
-    x = _rms_norm(residual, weights["norm_mlp"], eps)
-    with jax.named_scope("mlp"):
-        with jax.named_scope("gate"):
-            gate = _einsum("bsd,df->bsf", x, weights["gate"])
-        with jax.named_scope("up"):
-            up = _einsum("bsd,df->bsf", x, weights["up"])
-        with jax.named_scope("down"):
-            down = _einsum("bsf,fd->bsd", jax.nn.silu(gate) * up, weights["down"])
-    return residual + down, cache
-
-
-def _attention(
-    step: _Step,
-    weights: Params,
-    x: jax.Array,  # [b, s, d]
-    cache: Any,
-    index: jax.Array | None,
-) -> tuple[jax.Array, Any]:
-    config, dtype = step.config, x.dtype
-    with jax.named_scope("query"):
-        query = _einsum("bsd,dgqk->bgqsk", x, weights["query"])
-    with jax.named_scope("key"):
-        key = _einsum("bsd,dgk->bgsk", x, weights["key"])
-    with jax.named_scope("value"):
-        value = _einsum("bsd,dgk->bgsk", x, weights["value"])
-    if config.qkv_bias:
-        query = query + _over_tokens(weights["query_bias"], dtype)
-        key = key + _over_tokens(weights["key_bias"], dtype)
-        value = value + _over_tokens(weights["value_bias"], dtype)
-    if config.qk_norm:
-        query = _rms_norm(query, weights["query_norm"], config.rms_norm_eps)
-        key = _rms_norm(key, weights["key_norm"], config.rms_norm_eps)
-    query = rotate(query, step.cos, step.sin)
-    key = rotate(key, step.cos, step.sin)
-    with jax.named_scope("write_key"):
-        keys = _write(cache["key"], key, index, step.start)
-    with jax.named_scope("write_value"):
-        values = _write(cache["value"], value, index, step.start)
-    cache = {"key": keys, "value": values}
-    if step.from_cache:
-        key = _read(keys, index).astype(dtype)
-        value = _read(values, index).astype(dtype)
-    with jax.named_scope("scores"):
-        scores = jnp.einsum(
-            "bgqsk,bgtk->bgqst", query, key, preferred_element_type=jnp.float32
-        )
-    scores = jnp.where(step.visible, scores * config.head_dim**-0.5, -jnp.inf)
-    shares = jax.nn.softmax(scores, axis=-1).astype(dtype)
-    with jax.named_scope("attend"):
-        attended = jnp.einsum("bgqst,bgtk->bgqsk", shares, value)
-    with jax.named_scope("out"):
-        out = _einsum("bgqsk,gqkd->bsd", attended, weights["out"])
-    if config.out_bias:
-        out = out + lax.expand_dims(weights["out_bias"].astype(dtype), (0, 1))
-    return out, cache
-
-
-def _write(
-    cache: jax.Array, new: jax.Array, index: jax.Array | None, start: jax.Array | int
-) -> jax.Array:
-    """Puts `new` [b, g, s, k] at position `start`, in place where donated."""
-    new, origin = new.astype(cache.dtype), (0, 0, start, 0)
-    if index is not None:
-        new, origin = lax.expand_dims(new, (0,)), (index, *origin)
-    return lax.dynamic_update_slice(cache, new, origin, allow_negative_indices=False)
-
-
-def _read(cache: jax.Array, index: jax.Array | None) -> jax.Array:
-    """The layer's own [b, g, t, k]."""
-    if index is None:
-        return cache
-    return lax.dynamic_index_in_dim(
-        cache, index, axis=0, keepdims=False, allow_negative_indices=False
-    )
-
-
-def _einsum(pattern: str, x: jax.Array, weight: jax.Array) -> jax.Array:
-    """One contraction, in the activations' dtype."""
-    return jnp.einsum(pattern, x, weight.astype(x.dtype))
-
-
-def _over_tokens(bias: jax.Array, dtype: Any) -> jax.Array:
-    """A bias [heads.., k] made to fit [b, heads.., s, k]."""
-    return lax.expand_dims(bias.astype(dtype), (0, bias.ndim))
-
-
-def _rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
-    """`x` [..., n] over its root mean square, in float32, times `scale` [n]."""
-    wide = x.astype(jnp.float32)
-    inverse = lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
-    scale = lax.expand_dims(scale.astype(x.dtype), tuple(range(x.ndim - 1)))
-    return (wide * inverse).astype(x.dtype) * scale
+    if layer.attention is not None:
+        x = rms_norm(residual, weights["norm_attention"], eps)
+        with jax.named_scope("attention"):
+            own = weights, x, cache, index
+            if isinstance(layer.attention, GroupedAttention):
+                attended, cache = grouped_attention(step, layer.attention, *own)
+            else:
+                attended, cache = latent_attention(step, layer.attention, *own)
+        residual = residual + attended
+    if layer.ffn is not None:
+        x = rms_norm(residual, weights["norm_mlp"], eps)
+        residual = residual + feed_forward(layer.ffn, weights, x)
+    return residual, cache

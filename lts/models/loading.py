@@ -10,9 +10,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from lts.models.config import read_config
 from lts.models.decoder import Decoder
 from lts.models.parameters import LayerForm
+from lts.models.reading import read_config
 
 _ZOO = resources.files("lts.models") / "zoo"
 

@@ -15,7 +15,7 @@ from jax.tree_util import keystr
 
 from lts.graph import NodeKind, OpGraph
 from lts.tracing.build import Argument, draft_of
-from lts.tracing.decide import UnsupportedOpError, register_rule
+from lts.tracing.decide import CALLS, UnsupportedOpError, register_rule
 from lts.tracing.finish import Finisher
 from lts.tracing.flatten import Equation, Tensor, flatten
 from lts.tracing.labels import link_phases
@@ -102,7 +102,7 @@ def trace_program(
         )
         for path in in_paths
     ]
-    program = flatten(closed)
+    program = flatten(closed, CALLS)
     draft = draft_of(program, arguments, out_paths, on_unknown)
     places = Finisher(draft)
     return Traced(

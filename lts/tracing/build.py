@@ -82,11 +82,16 @@ class _Builder:
         self.on_unknown = on_unknown
         self.pending: dict[int, tuple[Tensor, DimMap]] = {}  # map: per dim of itself
         self.names: dict[str, int] = {}
+        self.weights: set[int] = set()  # tensors that are made of parameters alone
 
     def read(self) -> None:
         """The first pass, over all equations."""
-        for argument in self.draft.program.arguments:
-            self.groups.add(argument)
+        for tensor, argument in zip(
+            self.draft.program.arguments, self.draft.arguments, strict=True
+        ):
+            self.groups.add(tensor)
+            if argument.kind is NodeKind.PARAMETER:
+                self.weights.add(tensor.index)
         for eq in self.draft.program.equations:
             if all(tensor.is_local for tensor in (*eq.ins, *eq.outs)):
                 # Follow operations on local arrays melt into the kernel that reads.
@@ -97,6 +102,8 @@ class _Builder:
                 continue
             for out in eq.outs:
                 self.groups.add(out)
+            if all(t.is_local or t.index in self.weights for t in eq.ins):
+                self.weights.update(out.index for out in eq.outs)
             if eq.primitive in DECIDE:  # first: a registered rule goes before ours
                 self.decide(eq, DECIDE[eq.primitive](eq))
             elif eq.primitive in ELEMENTWISE:
@@ -181,8 +188,13 @@ class _Builder:
             for j, i in enumerate(dims)
             if i is not None and source.shape[i] > 1
         )
-        if not (same_group and same_dims):
-            self.cross(source, out, dims, trips)
+        if same_group and same_dims:
+            return
+        if out.index in self.weights:  # a weight and its scales have one layout
+            pairs = [(i, j) for j, i in enumerate(dims) if i is not None]
+            if self.groups.unify(source, out, pairs):
+                return
+        self.cross(source, out, dims, trips)
 
     def broadcast(self, eq: Equation) -> None:
         """The result is pending, unless it is no larger than the operand."""
@@ -257,6 +269,9 @@ class _Builder:
         """A decision op; its name is its scope, else its source line."""
         for operand in eq.ins:
             self.settle(operand, eq.trips)
+        for i, j in rule.ties:
+            dims = range(len(eq.ins[i].shape))
+            self.groups.unify(eq.ins[j], eq.ins[i], zip(dims, dims, strict=True))
         base = eq.name or f"{eq.source or 'op'} {eq.primitive}"
         count = self.names[base] = self.names.get(base, 0) + 1
         name = base if count == 1 else f"{base}#{count}"

@@ -26,6 +26,8 @@ class OpRule:
       sizes: extent of every factor.
       operands, results: per array, the factor on each dim.
       blocked: factors that must not be sharded.
+      pairs: two factors that one mesh axis may shard at once.
+      ties: pairs of operands that have one layout (values and their scales).
       flops: arithmetic of one execution.
     """
 
@@ -33,6 +35,8 @@ class OpRule:
     operands: list[list[int | None]] = field(default_factory=list)
     results: list[list[int | None]] = field(default_factory=list)
     blocked: set[int] = field(default_factory=set)
+    pairs: list[tuple[int, int]] = field(default_factory=list)
+    ties: list[tuple[int, int]] = field(default_factory=list)
     flops: float = 0.0
 
     def add(self, size: int, *, blocked: bool = False) -> int:
@@ -156,11 +160,44 @@ def _mixing(dim_of: Callable[[Equation], int]) -> Rule:
     return rule_of
 
 
+def _expert_ffn(eq: Equation) -> OpRule:
+    """A mixture of experts: tokens pass through, experts and their hidden are sums.
+
+    An axis may also shard tokens and experts together: each token then travels to the
+    devices that hold its experts, and back. Operands as `lts.models.experts` has them.
+    """
+    x, weight = eq.ins[0].shape, eq.ins[1].shape
+    scaled = len(eq.ins) in (7, 9)
+    matrices = eq.ins[3 :: 2 if scaled else 1]
+    experts, _, hidden = matrices[0].shape
+    rule = OpRule()
+    tokens: list[int | None] = [rule.add(n) for n in x[:-1]]
+    e, f = rule.add(experts), rule.add(hidden)
+    d, k = rule.add(x[-1], blocked=True), rule.add(weight[-1], blocked=True)
+    rule.operands = [[*tokens, d], [*tokens, k], [*tokens, k]]
+    for number in range(len(matrices)):
+        is_last = number == len(matrices) - 1  # which leads back
+        dims: list[int | None] = [e, f, d] if is_last else [e, d, f]
+        if scaled:
+            rule.ties.append((len(rule.operands), len(rule.operands) + 1))
+            rule.operands.append(list(dims))
+        rule.operands.append(list(dims))
+    rule.results = [[*tokens, d]]
+    rule.pairs = [(token, e) for token in tokens if token is not None]
+    pairs = math.prod(weight)
+    rule.flops = 2.0 * len(matrices) * pairs * x[-1] * hidden
+    return rule
+
+
+CALLS: dict[str, Rule] = {"expert_ffn": _expert_ffn}
+"""Rules of functions that are one op when called under `jax.jit`, by name."""
+
 DECIDE: dict[str, Rule] = {
     "dot_general": _dot_general,
     "gather": _gather,
     "sort": _mixing(lambda eq: int(eq.params["dimension"])),
     "top_k": _mixing(lambda eq: int(eq.params.get("axis", -1))),
+    **CALLS,
     **dict.fromkeys(
         "scatter scatter-add scatter-sub scatter-mul scatter-min scatter-max".split(),
         _scatter,

@@ -5,8 +5,9 @@ elementwise kernels and reductions inside values, and groups of ops that share r
 Factors are named by `lts.tracing.labels`.
 """
 
+import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from lts.graph import (
     Array,
@@ -22,6 +23,7 @@ from lts.graph import (
 )
 from lts.tracing.build import Decision, Draft, members
 from lts.tracing.flatten import Equation, Tensor
+from lts.tracing.follow import is_reduction
 from lts.tracing.groups import UnionFind
 from lts.tracing.kernels import find_kernels, fuse_scores
 
@@ -46,6 +48,16 @@ class Finisher:
         for root, tensors in self.tensors:
             self.value_factors[self.value_of[root]] = self._classes(tensors)
         self.op_factors = [self._op_factors(d) for d in draft.decisions]
+        self.writers = {
+            eq.outs[0].index: eq for eq in draft.follows if eq.primitive != "link"
+        }
+        self.stored = {
+            self.node_of(tensor)
+            for tensor, argument in zip(
+                draft.program.arguments, draft.arguments, strict=True
+            )
+            if argument.kind in (NodeKind.PARAMETER, NodeKind.CACHE)
+        } - {None}
         self.labels, self.batched = self._labels()
 
     def _block_self_crossings(self) -> None:
@@ -102,8 +114,9 @@ class Finisher:
         for tensor, dims in self._op_arrays(decision):
             if tensor.is_local:
                 continue
-            for factor, own in zip(dims, self.factors_of(tensor), strict=True):
-                if factor is not None and own is None:
+            places = zip(tensor.shape, dims, self.factors_of(tensor), strict=True)
+            for extent, factor, own in places:
+                if factor is not None and own is None and extent > 1:
                     legal.discard(factor)
         return sorted(legal)
 
@@ -143,6 +156,34 @@ class Finisher:
         return Array(
             shape=tensor.shape, itemsize=tensor.itemsize, batch_power=min(power, 1)
         )
+
+    def read(self, tensor: Tensor) -> Array:
+        """What an op reads to get an operand: of a converted argument, its bytes.
+
+        Contractions convert and scale weights and caches as they load them.
+        """
+        array, origin = self.array(tensor), self.loaded_from(tensor)
+        if origin is None:
+            return array
+        return dataclasses.replace(array, itemsize=origin.itemsize)
+
+    def loaded_from(self, tensor: Tensor) -> Tensor | None:
+        """The weight or cache that elementwise work alone makes a tensor of, or None."""
+        node = self.node_of(tensor)
+        if node not in self.stored:
+            return None
+        size, eq = math.prod(tensor.shape), self.writers.get(tensor.index)
+        while eq is not None and not is_reduction(eq.primitive):
+            same = [
+                t
+                for t in eq.ins
+                if math.prod(t.shape) == size and self.node_of(t) == node
+            ]
+            if len(same) != 1:
+                return None
+            (tensor,) = same
+            eq = self.writers.get(tensor.index)
+        return tensor
 
     def graph(self) -> OpGraph:
         """The finished graph, factors not yet named."""
@@ -188,12 +229,19 @@ class Finisher:
             for n in numbers
         )
         place = {n: i for i, n in enumerate(numbers)}
+        for a, b in rule.pairs:
+            if a in place and b in place:
+                size = min(rule.sizes[a], rule.sizes[b])
+                both, key = (place[a], place[b]), ("op", index, (a, b))
+                factors += (
+                    Factor(name="", size=size, units=size, label=label(key), both=both),
+                )
 
         def operand(tensor: Tensor, dims) -> Operand:
             node = self.node_of(tensor)
             return Operand(
-                array=self.array(tensor),
-                factors=tuple(place.get(f) if f is not None else None for f in dims),
+                array=self.read(tensor),
+                factors=_placed(tensor, dims, place),
                 value=-1 if node is None else node,
             )
 
@@ -219,7 +267,8 @@ class Finisher:
         sizes = {}
         for tensor in tensors:
             for dim, extent in enumerate(tensor.shape):
-                sizes.setdefault(self.groups.dim(tensor, dim), extent)
+                key = self.groups.dim(tensor, dim)
+                sizes[key] = max(extent, sizes.get(key, 0))
         factors = tuple(
             Factor(
                 name="",
@@ -301,18 +350,17 @@ class Finisher:
             eq, rule = decision.equation, decision.rule
             place = {n: i for i, n in enumerate(self.op_factors[number])}
 
-            def own(dims, place=place):
-                return tuple(place.get(f) if f is not None else None for f in dims)
-
             for tensor, dims in zip(eq.ins, rule.operands, strict=True):
                 node = self.node_of(tensor)
                 if node is not None:
-                    ends = (node, number, self.factors_of(tensor), own(dims))
+                    own = _placed(tensor, dims, place)
+                    ends = (node, number, self.factors_of(tensor), own)
                     yield self._edge(tensor, *ends, eq.trips)
             for tensor, dims in zip(eq.outs, rule.results, strict=True):
                 node = self.node_of(tensor)
                 if node is not None:
-                    ends = (number, node, own(dims), self.factors_of(tensor))
+                    own = _placed(tensor, dims, place)
+                    ends = (number, node, own, self.factors_of(tensor))
                     yield self._edge(tensor, *ends, eq.trips)
         for crossing in self.draft.crossings:
             source = self.node_of(crossing.source)
@@ -336,3 +384,13 @@ class Finisher:
             tensor=tensor.index,
             trips=trips,
         )
+
+
+def _placed(
+    tensor: Tensor, dims: Sequence[int | None], place: Mapping[int, int]
+) -> tuple[int | None, ...]:
+    """Per dim of an op's array, the place of its factor; None where it is one long."""
+    return tuple(
+        None if factor is None or extent == 1 else place.get(factor)
+        for extent, factor in zip(tensor.shape, dims, strict=True)
+    )

@@ -1,8 +1,9 @@
 """A jaxpr as one flat list of equations, calls inlined and regions entered.
 
 `flatten` walks through jit, remat and custom-derivative calls as if they were not
-there. `scan`, `while` and `cond` are regions: their bodies are entered once, with a
-trip count, and `Equation`s named `link` say which array outside is which array inside.
+there, but for functions that have a rule of their own (`lts.tracing.decide.CALLS`).
+`scan`, `while` and `cond` are regions: their bodies are entered once, with a trip
+count, and `Equation`s named `link` say which array outside is which array inside.
 
 Inner jaxprs are found by what they look like, never by parameter name: names and types
 differ between versions of jax. The only names read are scan's `length` and the two
@@ -10,7 +11,7 @@ jaxprs of `while`.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,6 +109,13 @@ def _is_call(equation: Any, body: Any) -> bool:
     )
 
 
+def called_name(equation: Any, calls: Collection[str]) -> str:
+    """What an equation does: its primitive, or the function that it calls."""
+    name = equation.primitive.name
+    called = str(equation.params.get("name")) if name == "jit" else name
+    return called if called in calls else name
+
+
 def source_line(equation: Any) -> str:
     """`file:line` of the innermost frame outside jax and this package's tracer."""
     traceback = equation.source_info.traceback
@@ -125,7 +133,8 @@ def _scopes(equation: Any) -> tuple[str, ...]:
 
 
 class _Flattener:
-    def __init__(self) -> None:
+    def __init__(self, calls: Collection[str]) -> None:
+        self.calls = calls
         self.program = FlatProgram(equations=[], arguments=[], results=[])
         self.numbers = itertools.count()
 
@@ -188,12 +197,17 @@ class _Flattener:
     def equation(
         self, equation: Any, ins: tuple[Tensor, ...], base: dict, where: Any
     ) -> Sequence[Tensor]:
-        name = equation.primitive.name
+        name = called_name(equation, self.calls)
         inner = list(inner_jaxprs(equation))
         regions = {"scan": self.scan, "while": self.loop, "cond": self.branches}
         if name in regions:
             return regions[name](equation, ins, base, where)
-        if len(inner) == 1 and _is_call(equation, open_jaxpr(inner[0][1])):
+        is_op = name != equation.primitive.name
+        if (
+            not is_op
+            and len(inner) == 1
+            and _is_call(equation, open_jaxpr(inner[0][1]))
+        ):
             piece, jaxpr = inner[0]
             path = (*base["path"], *piece)
             return self.walk(jaxpr, ins, base["trips"], path, where)
@@ -291,9 +305,13 @@ class _Flattener:
         return outs
 
 
-def flatten(closed: Any) -> FlatProgram:
-    """The flat program of a closed jaxpr (the result of `jax.make_jaxpr`)."""
-    flattener = _Flattener()
+def flatten(closed: Any, calls: Collection[str] = ()) -> FlatProgram:
+    """The flat program of a closed jaxpr (the result of `jax.make_jaxpr`).
+
+    Args:
+      calls: names of functions under `jax.jit` that stay one equation each.
+    """
+    flattener = _Flattener(calls)
     program = flattener.program
     program.arguments = [
         flattener.tensor(var.aval, len(var.aval.shape) == 0)

@@ -38,6 +38,10 @@ class Places(Protocol):
         """The extent of a tensor."""
         ...
 
+    def loaded_from(self, tensor: Tensor) -> Tensor | None:
+        """The weight or cache that elementwise work alone makes a tensor of."""
+        ...
+
 
 def find_kernels(draft: Draft, places: Places) -> dict[int, list[Kernel]]:
     """Kernels by value: connected follow equations of one region, and cache updates."""
@@ -46,6 +50,9 @@ def find_kernels(draft: Draft, places: Places) -> dict[int, list[Kernel]]:
         placed = [(t, n) for t in tensors if (n := places.node_of(t)) is not None]
         if placed and any(_computes(eq) for eq in equations):
             node, main = _main_value(placed)
+            largest = max(main, key=lambda t: (math.prod(t.shape), t.index))
+            if places.loaded_from(largest) is not None:
+                continue  # a weight, scaled as the op that reads it loads it
             found[node].append(_kernel(main, equations[0].trips, places))
     for eq in draft.updates:
         update, out = eq.ins[1], eq.outs[0]

@@ -14,6 +14,7 @@ import itertools
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from lts.graph import Factor, Node, NodeKind, OpGraph
 from lts.tracing.groups import UnionFind
@@ -50,11 +51,11 @@ def link_phases(
                     hint = (hints or {}).get(leaf.path, ())
                     if dim < len(hint) and hint[dim]:
                         names.setdefault(key, hint[dim])
-    roots: dict[Key, str] = {}
+    roots: dict[Any, str] = {}
     for key, name in names.items():
         roots.setdefault(find(key), name)
     letters = _letters(set(roots.values()))
-    numbers: dict[Key, int] = {}
+    numbers: dict[Any, int] = {}
     for phase, graph in graphs.items():
         for node in graph.values:  # what an argument has gets a letter
             if any(not leaf.is_output for leaf in node.leaves):
@@ -65,14 +66,23 @@ def link_phases(
     for phase, graph in graphs.items():
         for node in graph.nodes:
             for place, factor in enumerate(node.factors):
-                root = find((phase, factor.label))
+                root = _root(node, factor, phase, find)
                 numbers.setdefault(root, len(numbers))
+                if factor.both:
+                    roots[root] = "+".join(roots[part] for part in root)
                 roots.setdefault(root, f"{node.name}.{place}")
     linked = {
         phase: _relabelled(graph, phase, find, numbers, roots)
         for phase, graph in graphs.items()
     }
     return _grouped(linked)
+
+
+def _root(node: Node, factor: Factor, phase: str, find) -> Any:
+    """Class of a factor's label; of two at once, the pair of their classes."""
+    if factor.both:
+        return tuple(find((phase, node.factors[part].label)) for part in factor.both)
+    return find((phase, factor.label))
 
 
 def _letters(taken: set[str]):
@@ -84,11 +94,11 @@ def _letters(taken: set[str]):
 
 
 def _relabelled(graph: OpGraph, phase, find, numbers, roots) -> OpGraph:
-    def renamed(factors: Sequence[Factor]) -> tuple[Factor, ...]:
+    def renamed(node: Node) -> tuple[Factor, ...]:
         seen: Counter[str] = Counter()
         out = []
-        for factor in factors:
-            root = find((phase, factor.label))
+        for factor in node.factors:
+            root = _root(node, factor, phase, find)
             name = roots[root]
             seen[name] += 1
             suffix = "'" * (seen[name] - 1)
@@ -98,7 +108,7 @@ def _relabelled(graph: OpGraph, phase, find, numbers, roots) -> OpGraph:
         return tuple(out)
 
     nodes = [
-        dataclasses.replace(node, factors=renamed(node.factors), name=name)
+        dataclasses.replace(node, factors=renamed(node), name=name)
         for node, name in zip(graph.nodes, _unique_names(graph), strict=True)
     ]
     return dataclasses.replace(graph, nodes=tuple(nodes))

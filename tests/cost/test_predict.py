@@ -13,7 +13,7 @@ from lts.graph import OpGraph
 from lts.hardware import Cluster
 from lts.layout import state_numbers
 from lts.mesh import MeshAxis, enumerate_degrees
-from lts.models import DecoderConfig, Decoder
+from lts.models import Decoder, dense_decoder
 from lts.problem import TRACED_BATCH, linked, trace_problem, zoo_problem
 from lts.space import Space, build_space
 from lts.tracing import link_phases, trace_program
@@ -130,7 +130,7 @@ def test_a_reduction_over_a_sharded_dim_is_an_all_reduce() -> None:
     )
 
 
-CONFIG = DecoderConfig(
+CONFIG = dense_decoder(
     name="tiny",
     vocab_size=96,
     hidden_size=64,

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lts.cost.roofline import node_time_s, shard
+from lts.cost.roofline import node_time_s
+from lts.cost.sharding import shard
 from lts.graph import Node, NodeKind
 from lts.hardware import Cluster
 from lts.mesh import Degrees, MeshAxis

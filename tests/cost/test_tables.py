@@ -59,8 +59,8 @@ def test_every_edge_is_priced_as_its_reshard(tables: CostTables) -> None:
             )
             seconds = edge.trips * (float(fixed) + float(per_byte) * edge.array.nbytes)
             cell = (d, record.source_codes[ends[0]], record.target_codes[ends[1]])
-            assert record.per_batch_s[cell] == 0
-            assert record.fixed_s[cell] == pytest.approx(seconds, rel=1e-12)
+            assert record.bytes_per_sequence == 0
+            assert record.time_s(*cell, batch=7) == pytest.approx(seconds, rel=1e-6)
 
 
 def test_nodes_have_a_time_for_every_choice(tables: CostTables) -> None:

@@ -5,13 +5,14 @@ import dataclasses
 import pytest
 
 from lts.graph import NodeKind, OpGraph
-from lts.models import DecoderConfig, Decoder, load
+from lts.models import Decoder, DecoderConfig, dense_decoder, load
+from lts.models.architecture import DenseFfn, GroupedAttention
 from lts.problem import TRACED_BATCH, linked, trace_problem, zoo_problem
 from lts.tracing.labels import dim_names, hub_value
 from lts.workload import Workload
 
 WORKLOAD = Workload(input_len=24, output_len=8)
-TINY = DecoderConfig(
+TINY = dense_decoder(
     name="tiny",
     vocab_size=96,
     hidden_size=64,
@@ -40,20 +41,29 @@ def unrolled() -> dict[str, OpGraph]:
     return graphs_of(Decoder(config=TINY, layers="unrolled"))
 
 
+def parts(config: DecoderConfig) -> tuple[GroupedAttention, DenseFfn]:
+    """Attention and feed-forward part of every layer of a dense decoder."""
+    (layer,) = set(config.layers)
+    assert isinstance(layer.attention, GroupedAttention)
+    assert isinstance(layer.ffn, DenseFfn)
+    return layer.attention, layer.ffn
+
+
 def layer_products(config: DecoderConfig) -> int:
     """Multiplications per token in one layer's matrices."""
-    d, k = config.hidden_size, config.head_dim
-    heads, kv = config.num_attention_heads, config.num_key_value_heads
-    return 2 * d * heads * k + 2 * d * kv * k + 3 * d * config.intermediate_size
+    attention, ffn = parts(config)
+    d, k = config.hidden_size, attention.head_dim
+    heads, kv = attention.num_heads, attention.num_kv_heads
+    return 2 * d * heads * k + 2 * d * kv * k + 3 * d * ffn.size
 
 
 def expected_flops(config: DecoderConfig, new: int, seen: int) -> float:
     """A step of `new` tokens per sequence over `seen` positions; logits of the last."""
-    layers, heads = config.num_hidden_layers, config.num_attention_heads
+    layers, (attention, _) = config.num_hidden_layers, parts(config)
     matrices = 2 * new * layers * layer_products(config)
-    attention = 4 * new * seen * heads * config.head_dim * layers
+    scores = 4 * new * seen * attention.num_heads * attention.head_dim * layers
     logits = 2 * config.hidden_size * config.vocab_size
-    return TRACED_BATCH * (matrices + attention + logits)
+    return TRACED_BATCH * (matrices + scores + logits)
 
 
 def test_prefill_arithmetic_is_two_per_parameter_and_token(tiny) -> None:

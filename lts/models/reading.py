@@ -1,0 +1,100 @@
+"""From the parsed object of a Hugging Face config.json to a `DecoderConfig`.
+
+Every field that changes what a step costs or computes is read by the model's family
+(`lts.models.families`), or the file is refused with the field's name. What stands
+beside the text model and does not run is said in the config's notes.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from lts.models.checks import fault
+from lts.models.config import DecoderConfig
+from lts.models.families import FAMILIES, NESTED
+from lts.models.features import LACKING, beside_notes, unsupported_features
+from lts.models.fields import Fields
+from lts.models.reading_quantization import read_quantization
+
+MODEL_TYPES = tuple(sorted({*FAMILIES, *NESTED}))
+# Fields of the outer object that may stand there instead of in the text model.
+_SHARED = ("torch_dtype", "dtype", "quantization_config", "compression_config")
+
+
+def read_config(fields: Mapping[str, Any], name: str) -> DecoderConfig:
+    """Reads the parsed object of a Hugging Face config.json.
+
+    Args:
+      fields: the parsed JSON object, of one of `MODEL_TYPES`; a text model may stand in
+        `text_config` beside a vision tower.
+      name: what messages and the result call the model.
+
+    Raises:
+      ValueError: in one line, for a missing or bad field, another model type, or a
+        feature that changes the cost or the result and that the decoders lack.
+    """
+    text, model_type = _text_model(fields, name)
+    family = FAMILIES[model_type]
+    read = Fields(text, name)
+    layers = family.layers(read)
+    dtype = read.get("torch_dtype") or read.get("dtype") or "bfloat16"
+    config = DecoderConfig(
+        name=name,
+        vocab_size=read.size("vocab_size"),
+        hidden_size=read.size("hidden_size"),
+        layers=layers,
+        max_position_embeddings=read.size("max_position_embeddings"),
+        rms_norm_eps=read.number("rms_norm_eps", family.eps),
+        tie_word_embeddings=read.flag("tie_word_embeddings", family.tied),
+        dtype=dtype,
+        quantization=read_quantization(read, layers, dtype),
+        notes=(*family.notes, *dict.fromkeys(_notes(fields, text))),
+    )
+    read.ignore(*family.harmless)
+    lacking = unsupported_features(read.unread, known_type=True)
+    if lacking:
+        raise fault(
+            name, f"{'; '.join(lacking)}: not supported in model_type {model_type!r}"
+        )
+    return config
+
+
+def _text_model(fields: Mapping[str, Any], name: str) -> tuple[Mapping[str, Any], str]:
+    """The object of the text model, and its type's name in `FAMILIES`."""
+    outer = Fields(fields, name)
+    model_type = outer.needed("model_type")
+    nested = outer.object("text_config")
+    if model_type in NESTED and nested:
+        shared = {field: fields[field] for field in _SHARED if fields.get(field)}
+        text = {**shared, **{k: v for k, v in nested.items() if v is not None}}
+        if isinstance(fields.get("tie_word_embeddings"), bool):
+            text["tie_word_embeddings"] = fields["tie_word_embeddings"]
+        model_type = Fields(text, name).needed("model_type")
+    else:
+        text = fields
+    if model_type == "minimax" and "MiniMaxM2ForCausalLM" in (
+        fields.get("architectures") or ()
+    ):
+        model_type = "minimax_m2"  # what the first files of M2 call themselves
+    if model_type not in FAMILIES or (nested and text is fields):
+        raise _unknown(fields, nested, name)
+    return text, model_type
+
+
+def _unknown(
+    fields: Mapping[str, Any], nested: Mapping[str, Any], name: str
+) -> ValueError:
+    """The error for a type without a reader, with what it lacks as far as is known."""
+    model_type = fields["model_type"]
+    known = LACKING.get(model_type) or LACKING.get(str(nested.get("model_type")))
+    lacking = [known] if known else []
+    lacking += unsupported_features({**nested, **fields}, known_type=False)
+    reason = f" ({'; '.join(lacking)})" if lacking else ""
+    return fault(
+        name,
+        f"model_type {model_type!r} is not supported{reason}; accepted types are "
+        f"{', '.join(MODEL_TYPES)}",
+    )
+
+
+def _notes(fields: Mapping[str, Any], text: Mapping[str, Any]) -> list[str]:
+    return beside_notes(fields) + beside_notes(text)
