@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -14,7 +15,8 @@ from lts.mesh import Degrees, MeshAxis
 from lts.methods import METHODS, run
 from lts.models import Decoder, load
 from lts.phase import ModelSource
-from lts.plan import Plan
+from lts.plan import SERVINGS, Plan
+from lts.pools import price_pools, search_pools
 from lts.prepare import (
     NoFeasiblePlanError,
     Prepared,
@@ -63,7 +65,8 @@ def search(
       method: a name of `lts.methods.METHODS`.
       budget: candidates to score.
       seed: same seed, same plan.
-      serving: "colocated": prefill and decode on the same GPUs.
+      serving: "colocated": prefill and decode on the same GPUs; "pools": each on
+        instances of its own, whose sizes and number are found too.
       weight_dtype, kv_dtype: None for the config's own.
       max_stages: pipeline stages at most; 1 for plans that run as one program.
       on_unknown: "error", or "replicate" for primitives without a rule.
@@ -78,7 +81,7 @@ def search(
         raise ValueError(f"unknown method {method!r}; there are {', '.join(METHODS)}")
     if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1:
         raise ValueError(f"budget must be a positive integer, got {budget!r}")
-    prepared, context = _prepare(
+    source = _source(
         target,
         args,
         kwargs,
@@ -89,9 +92,19 @@ def search(
         serving=serving,
         weight_dtype=weight_dtype,
         kv_dtype=kv_dtype,
-        max_stages=max_stages,
-        on_unknown=on_unknown,
     )
+    if serving == "pools":
+        return search_pools(
+            source.context,
+            source.cluster,
+            method=method,
+            budget=budget,
+            seed=seed,
+            max_stages=max_stages,
+            on_unknown=on_unknown,
+            on_progress=on_progress,
+        )
+    prepared = source.prepared(pin, max_stages, on_unknown)
     evaluator = prepared.evaluator
     found = run(
         METHODS[method](evaluator, budget),
@@ -108,7 +121,7 @@ def search(
         "budget": budget,
         "evaluations": found.evaluations,
     }
-    return plan_of(prepared, found.picks, context, provenance)
+    return plan_of(prepared, found.picks, source.context, provenance)
 
 
 def price(
@@ -119,7 +132,7 @@ def price(
     cluster: Cluster | None = None,
     workload: Workload | None = None,
     mesh: Mesh | None = None,
-    degrees: Mapping[str, int] | None = None,
+    degrees: Mapping[str, Any] | None = None,
     specs: Mapping[str, PartitionSpec] | None = None,
     serving: str = "colocated",
     weight_dtype: str | None = None,
@@ -131,7 +144,9 @@ def price(
     Args:
       target, args, kwargs, cluster, workload, serving, weight_dtype, kv_dtype: as
         `search`.
-      degrees: of "pp", "dp", "tp", "cp"; what is left over is data parallel.
+      degrees: of "pp", "dp", "tp", "cp", "moe_tp", "moe_ep"; what is left over is data
+        parallel. With pools those of an instance, which has their product of GPUs; for
+        both phases, or {"prefill": {...}, "decode": {...}}.
       mesh, specs: or a mesh, and specs of arguments by path over its axes; operators
         follow their weights.
 
@@ -141,7 +156,7 @@ def price(
     """
     if (degrees is None) == (specs is None):
         raise ValueError("price needs degrees={'tp': 8, 'pp': 2} or specs={path: spec}")
-    prepared, context = _prepare(
+    source = _source(
         target,
         args,
         kwargs,
@@ -152,9 +167,14 @@ def price(
         serving=serving,
         weight_dtype=weight_dtype,
         kv_dtype=kv_dtype,
-        max_stages=None,
-        on_unknown=on_unknown,
     )
+    if serving == "pools":
+        if degrees is None:
+            raise ValueError("specs name the axes of one mesh; pools take degrees=")
+        return price_pools(
+            source.context, source.cluster, degrees, on_unknown=on_unknown
+        )
+    prepared = source.prepared(None, None, on_unknown)
     if degrees is not None:
         picks = by_hand(prepared.space, degrees)
     else:
@@ -163,10 +183,43 @@ def price(
     if float(outcome.violation[0]) > 0:
         raise NoFeasiblePlanError(why_infeasible(prepared, picks))
     provenance = {"method": "price", "seed": 0, "budget": 1, "evaluations": 1}
-    return plan_of(prepared, picks, context, provenance)
+    return plan_of(prepared, picks, source.context, provenance)
 
 
-def _prepare(
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Source:
+    """What is to be planned, and for which cluster; `degrees` of a given mesh."""
+
+    context: Context
+    cluster: Cluster
+    degrees: tuple[Degrees, ...] | None
+
+    def prepared(
+        self,
+        pin: Mapping[str, PartitionSpec] | None,
+        max_stages: int | None,
+        on_unknown: str,
+    ) -> Prepared:
+        """Ready to be searched, its phases on one mesh."""
+        context = self.context
+        options: dict[str, Any] = {
+            "degrees": self.degrees,
+            "pins": pin,
+            "on_unknown": on_unknown,
+        }
+        if context.call is not None:
+            return prepare_function(*context.call, self.cluster, **options)
+        assert context.problem is not None and context.workload is not None
+        return prepare_problem(
+            context.problem,
+            context.workload,
+            self.cluster,
+            max_stages=max_stages,
+            **options,
+        )
+
+
+def _source(
     target: Target,
     args: Sequence[Any] | None,
     kwargs: Mapping[str, Any] | None,
@@ -178,24 +231,21 @@ def _prepare(
     serving: str,
     weight_dtype: str | None,
     kv_dtype: str | None,
-    max_stages: int | None,
-    on_unknown: str,
-) -> tuple[Prepared, Context]:
-    if serving != "colocated":
-        raise ValueError(
-            f"serving is {serving!r}; this version plans 'colocated' serving"
-        )
+) -> _Source:
+    if serving not in SERVINGS:
+        raise ValueError(f"serving is {serving!r}; there are {', '.join(SERVINGS)}")
+    if serving == "pools" and mesh is not None:
+        raise ValueError("pools have a mesh each, which is found; drop mesh=")
     if pin and mesh is None:
         raise ValueError("pin needs mesh=: specs name the axes of a mesh of yours")
-    found: tuple[Degrees, ...] | None = None
+    degrees: tuple[Degrees, ...] | None = None
     devices = None
     if mesh is not None:
         devices = tuple(mesh.devices.flat)
         cluster = cluster or _cluster_of(mesh)
-        found = (_degrees_of(mesh, cluster),)
+        degrees = (_degrees_of(mesh, cluster),)
     if cluster is None:
         raise ValueError("no cluster: pass cluster=lts.Cluster.parse('h100:1x8')")
-    options: dict[str, Any] = {"pins": pin, "on_unknown": on_unknown}
     model = None
     if isinstance(target, str | os.PathLike):
         target = load(target)
@@ -217,26 +267,20 @@ def _prepare(
             raise ValueError(f"{target.name} is to be served: pass workload=")
         if args is not None or kwargs:
             raise ValueError("a model to serve brings its own arguments; drop args")
-        prepared = prepare_problem(
-            target,
-            workload,
-            cluster,
-            degrees=found,
-            max_stages=max_stages,
-            **options,
-        )
         context = Context(
             workload=workload, problem=target, model=model, devices=devices
         )
-        return prepared, context
+        return _Source(context=context, cluster=cluster, degrees=degrees)
     if workload is not None:
         raise ValueError(
             "a workload needs a model to serve; wrap functions in lts.Problem, or drop "
             "workload to minimise one function's step time"
         )
+    if serving == "pools":
+        raise ValueError("pools serve a model; a function has one phase: drop serving=")
     call = (target, tuple(args or ()), dict(kwargs or {}))
-    prepared = prepare_function(*call, cluster, degrees=found, **options)
-    return prepared, Context(call=call, devices=devices)
+    context = Context(call=call, devices=devices)
+    return _Source(context=context, cluster=cluster, degrees=degrees)
 
 
 def _cluster_of(mesh: Mesh) -> Cluster:

@@ -10,7 +10,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from lts.apply import AnyMesh, PhaseSpecs, jitted, matched_states, phase_specs
 from lts.assignment import Assignment
-from lts.graph import OpGraph
+from lts.graph import NodeKind, OpGraph
 from lts.problem import argument_names
 from lts.tracing import Traced, link_phases, trace_program
 
@@ -44,6 +44,7 @@ class AppliedStep:
       dims: names of the dims of every argument, by path.
       mesh: with Auto axes; abstract for lowering only.
       donated: names of arguments whose buffers the results may take.
+      weights: name of the argument that holds the parameters; "" for none.
     """
 
     function: Callable[..., Any]
@@ -52,6 +53,7 @@ class AppliedStep:
     dims: Mapping[str, Sequence[str]]
     mesh: AnyMesh
     donated: tuple[str, ...] = ()
+    weights: str = ""
     _found: dict[Any, Lowerable] = field(default_factory=dict)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -109,10 +111,16 @@ class AppliedStep:
             self._found[key] = self._prepare(tree, abstract)
         return self._found[key]
 
+    def _kind(self, path: str) -> NodeKind:
+        is_weight = self.weights and path.split("/")[0] == self.weights
+        return NodeKind.PARAMETER if is_weight else NodeKind.INPUT
+
     def _prepare(self, tree: Any, leaves: list[Any]) -> Lowerable:
         args, kwargs = jax.tree.unflatten(tree, leaves)
         names = argument_names(self.function, len(args))
-        traced = trace_program(self.function, args, kwargs, names=names)
+        traced = trace_program(
+            self.function, args, kwargs, names=names, kinds=self._kind
+        )
         hints = {
             path: _hint(path, len(leaf.shape), self.dims)
             for path, leaf in zip(traced.in_paths, leaves, strict=True)

@@ -24,6 +24,7 @@ from lts.layout import resolved, result_spec, spec_of, state_numbers
 from lts.local_ops import EXPERTS, Form, local_form
 from lts.mesh import MeshAxis
 from lts.tracing import Traced
+from lts.tracing.build import Crossing
 from lts.tracing.flatten import Equation, Path, Tensor, inner_jaxprs, open_jaxpr
 
 AnyMesh = Mesh | AbstractMesh
@@ -121,7 +122,14 @@ def phase_specs(
         for i, operand in enumerate(eq.ins):
             met = crossing.get((operand.index, eq.outs[0].index)) if eq.outs else None
             if met is not None and len(operand.shape) == len(eq.outs[0].shape):
-                before.setdefault(path, {})[i] = _met_spec(met, places, states, axes)
+                spec = _met_spec(met, places, states, axes)
+                if spec is not None:
+                    before.setdefault(path, {})[i] = spec
+    for met in places.draft.crossings:
+        if met.broadcast is not None:  # resharded small, before it is broadcast
+            found = _met_spec(met, places, states, axes)
+            if found is not None:
+                before.setdefault(met.broadcast, {})[0] = found
     entries = {
         path: {
             i: spec
@@ -141,8 +149,13 @@ def phase_specs(
     )
 
 
-def _met_spec(crossing, places, states, axes: Sequence[MeshAxis]) -> PartitionSpec:
+def _met_spec(
+    crossing: Crossing, places: Any, states, axes: Sequence[MeshAxis]
+) -> PartitionSpec | None:
+    """Spec that the source of a crossing takes where it meets the other value."""
     node = places.node_of(crossing.target)
+    if node is None or places.node_of(crossing.source) is None:
+        return None
     factors = places.factors_of(crossing.target)
     dims = [None if j is None else factors[j] for j in crossing.dims]
     return spec_of(dims, states[node], axes)

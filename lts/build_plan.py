@@ -1,5 +1,6 @@
 """From the candidate that a search found to a `Plan`; or to why there is none."""
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,8 +10,8 @@ import jax
 import numpy as np
 
 from lts.apply import matched_states, phase_specs, without_unit_axes
-from lts.assignment import Assignment
-from lts.cost.breakdown import breakdown, memory_parts
+from lts.cost.breakdown import Part, breakdown, memory_parts
+from lts.cost.serving import served_tokens
 from lts.degrees import named_degrees
 from lts.evaluate.bound import RELAXED, relaxed_bound
 from lts.phase import ModelSource, PhasePlan
@@ -40,13 +41,28 @@ class Context:
     devices: tuple[Any, ...] | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    """How instances run a phase: the place of its batch in the grid, and their memory.
+
+    `cache_bytes` are of all requests in flight; the bytes are per GPU.
+    """
+
+    place: int
+    instances: int
+    requests_per_s: float | None
+    peak_bytes: float
+    weight_bytes: float
+    cache_bytes: float
+
+
 def plan_of(
     prepared: Prepared,
     picks: np.ndarray,
     context: Context,
     provenance: Mapping[str, Any],
 ) -> Plan:
-    """The plan of a feasible candidate.
+    """The plan of a feasible candidate: of a function, or colocated.
 
     Args:
       picks: host int32 `[genes]`.
@@ -56,52 +72,52 @@ def plan_of(
     outcome = jax.tree.map(
         lambda x: np.asarray(x)[0], evaluator.outcome(picks[:, None])
     )
-    assignment = without_unit_axes(space.decode(picks))
     main, last = outcome.places[0], list(space.graphs)[-1]
+    memory = memory_parts(evaluator.tables, picks)
+    workload, cluster = context.workload, evaluator.tables.cluster
+    objective = float(outcome.objective)
+    concurrency = None if workload is None else int(outcome.concurrency)
+    requests_per_s = None
+    if workload is not None:
+        requests_per_s = objective * cluster.num_gpus / served_tokens(workload)
     places = {
         phase: int(main if phase == last else outcome.places[1])
         for phase in space.graphs
     }
     parts = breakdown(evaluator.tables, picks, places)
-    degrees = int(picks[0])
     phases = {}
-    for phase in space.graphs:
-        batch = int(evaluator.tables.phases[phase].batches[degrees, places[phase]])
-        seconds = sum(part.time_s for part in parts if part.phase == phase)
-        phases[phase] = _phase_plan(
-            prepared, phase, assignment, batch, seconds, context
+    for phase, place in places.items():
+        running = Running(
+            place=place,
+            instances=1,
+            requests_per_s=requests_per_s,
+            peak_bytes=float(outcome.peak_bytes),
+            weight_bytes=memory["weights" if workload is not None else "arguments"],
+            cache_bytes=memory["cache_per_sequence"] * (concurrency or 0),
         )
-    memory = memory_parts(evaluator.tables, picks)
-    served = context.workload is not None
-    objective = float(outcome.objective)
-    concurrency = int(outcome.concurrency) if served else None
+        phases[phase] = phase_plan(prepared, phase, picks, running, parts, context)
     metrics = Metrics(
         step_time_s=float(outcome.step_time_s),
         ttft_s=_number(outcome.ttft_s),
         tpot_s=_number(outcome.tpot_s),
-        tokens_per_s_per_gpu=objective if served else None,
+        tokens_per_s_per_gpu=None if workload is None else objective,
         concurrency=concurrency,
-        peak_bytes=float(outcome.peak_bytes),
-        weight_bytes=memory["weights"] if served else memory["arguments"],
-        cache_bytes=memory["cache_per_sequence"] * (concurrency or 0),
+        peak_bytes=phases[last].peak_bytes,
+        weight_bytes=phases[last].weight_bytes,
+        cache_bytes=phases[last].cache_bytes,
         breakdown=parts,
     )
     return Plan(
-        cluster=evaluator.tables.cluster,
-        workload=context.workload,
-        assignment=assignment,
-        degrees=named_degrees(space, picks),
+        cluster=cluster,
+        workload=workload,
+        serving="colocated",
         metrics=metrics,
         objective=objective,
-        bound=max(objective, relaxed_bound(evaluator.tables, context.workload)),
+        bound=max(objective, relaxed_bound(evaluator.tables, workload)),
         gap_kind=RELAXED,
         phases=phases,
         model=context.model,
-        notes=tuple(
-            f"{phase}: {note}"
-            for phase, graph in prepared.graphs.items()
-            for note in graph.notes
-        ),
+        notes=notes_of(prepared),
         **provenance,
     )
 
@@ -110,38 +126,63 @@ def _number(value: Any) -> float | None:
     return None if np.isnan(value) else float(value)
 
 
-def _phase_plan(
+def notes_of(prepared: Prepared) -> tuple[str, ...]:
+    """What the tracer could not know, by phase."""
+    return tuple(
+        f"{phase}: {note}"
+        for phase, graph in prepared.graphs.items()
+        for note in graph.notes
+    )
+
+
+def phase_plan(
     prepared: Prepared,
     phase: str,
-    assignment: Assignment,
-    batch: int,
-    seconds: float,
+    picks: np.ndarray,
+    running: Running,
+    parts: Sequence[Part],
     context: Context,
 ) -> PhasePlan:
+    """One phase of a candidate; `parts` say where the time of its step goes."""
+    tables, space = prepared.evaluator.tables, prepared.space
     traced, graph = prepared.traced[phase], prepared.graphs[phase]
+    whole = without_unit_axes(space.decode(picks))
+    assignment = dataclasses.replace(whole, states={phase: whole.states[phase]})
     states = matched_states(graph, assignment.states[phase])
     specs = phase_specs(traced, graph, states, assignment)
-    problem = context.problem
+    numbers = dataclasses.asdict(running)
+    place, problem = numbers.pop("place"), context.problem
     plan = PhasePlan(
         name=phase,
         assignment=assignment,
-        batch=batch,
-        step_time_s=seconds,
+        degrees=named_degrees(space, picks),
+        batch=int(tables.phases[phase].batches[int(picks[0]), place]),
+        step_time_s=sum(part.time_s for part in parts if part.phase == phase),
         arguments=dict(zip(traced.in_paths, specs.arguments, strict=True)),
         results=dict(zip(traced.out_paths, specs.results, strict=True)),
         dims=dim_names({phase: graph}),
         donated=(problem.cache,) if problem is not None else (),
+        weights=problem.weights if problem is not None else "",
         model=context.model,
         devices=context.devices,
+        **numbers,
     )
     if problem is not None:
-        return plan.bind(problem.function(phase), problem.args(phase, batch))
+        args = problem.args(phase, plan.batch)
+        return plan.bind(problem.function(phase), args)
     assert context.call is not None and phase == STEP
     return plan.bind(*context.call)
 
 
 def why_infeasible(prepared: Prepared, picks: np.ndarray) -> str:
     """Which limit binds, and the smallest relaxation."""
+    cluster = prepared.evaluator.tables.cluster
+    misses = nearest_misses(prepared, picks)
+    return f"no feasible plan on {cluster}; the nearest misses {misses}"
+
+
+def nearest_misses(prepared: Prepared, picks: np.ndarray) -> str:
+    """Which limits a candidate misses, by how much, and what would do."""
     evaluator = prepared.evaluator
     workload, cluster = evaluator.workload, evaluator.tables.cluster
     found = jax.tree.map(lambda x: np.asarray(x)[0], evaluator.outcome(picks[:, None]))
@@ -174,4 +215,4 @@ def why_infeasible(prepared: Prepared, picks: np.ndarray) -> str:
                 )
     if not misses:
         misses.append("no batch that the layout divides; try another concurrency")
-    return f"no feasible plan on {cluster}; the nearest misses " + "; and ".join(misses)
+    return "; and ".join(misses)

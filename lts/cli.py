@@ -22,7 +22,7 @@ from lts.api import DEFAULT_BUDGET, DEFAULT_METHOD, price, search
 from lts.hardware import Cluster
 from lts.methods import METHODS
 from lts.models import Decoder, kv_bytes_per_token, load, names
-from lts.plan import Plan
+from lts.plan import SERVINGS, Plan
 from lts.prepare import NoFeasiblePlanError
 from lts.report.listing import clusters_text, models_text, verification_text
 from lts.report.progress import search_progress
@@ -147,7 +147,7 @@ def _add_problem(command: argparse.ArgumentParser) -> None:
     option("--ttft-ms", help="limit on the time to first token", **limit)
     option("--tpot-ms", help="limit on the time per further token", **limit)
     option("--concurrency", help="requests in flight; else found", **count)
-    option("--serving", default="colocated", help="colocated (the default)")
+    option("--serving", default="colocated", help=" | ".join(SERVINGS))
     dtypes = "bf16, fp16, fp32 or fp8; else the config's own"
     option("--weight-dtype", type=_dtype, metavar="D", help=dtypes)
     option("--kv-dtype", type=_dtype, metavar="D", help=dtypes)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from lts.expert_roles import expert_degrees, expert_labels
+from lts.expert_roles import expert_degrees, expert_labels, expert_units
 from lts.graph import Node, NodeKind
 from lts.pins import pin
 from lts.space import Space
@@ -31,12 +31,13 @@ def main_group(space: Space) -> int:
 def tensor_labels(space: Space, group: int) -> tuple[int, ...]:
     """Labels that tensor parallelism shards in a group, first choice first.
 
-    Not those of the residual stream, and only those of some weight (of an argument,
-    in a plain function); first the one that most ops of the group have (KV heads, then
+    Not those of the residual stream, nor what a router ranks (every score would be
+    gathered), and only those of some weight (of an argument, in a plain function); first the one that most ops of the group have (KV heads, then
     query heads per KV head; the feed-forward index), and among these the one on most
     weights.
     """
     hub = set().union(*(graph.hub_labels for graph in space.graphs.values()))
+    ranked = _ranked_labels(space)
     kinds = {variable.kind for variable in space.variables}
     weight = NodeKind.PARAMETER if NodeKind.PARAMETER in kinds else NodeKind.INPUT
     on_weights: Counter[int] = Counter()
@@ -49,9 +50,21 @@ def tensor_labels(space: Space, group: int) -> tuple[int, ...]:
     found = [
         label
         for label in space.role_labels[group]
-        if on_weights[label] and on_ops[label] and label not in hub
+        if on_weights[label] and on_ops[label] and label not in hub | ranked
     ]
     return tuple(sorted(found, key=lambda x: (-on_ops[x], -on_weights[x])))
+
+
+def _ranked_labels(space: Space) -> set[int]:
+    """Labels that a top-k inside the layers takes the best of."""
+    return {
+        graph.nodes[edge.source].factors[factor].label
+        for graph in space.graphs.values()
+        for edge in graph.edges
+        if graph.nodes[edge.target].primitive == "top_k" and edge.trips > 1
+        for factor, kept in zip(edge.source_factors, edge.target_factors, strict=True)
+        if factor is not None and kept is None
+    }
 
 
 def _ops(space: Space, group: int) -> Iterator[Node]:
@@ -144,13 +157,35 @@ def by_hand(space: Space, degrees: Mapping[str, int]) -> np.ndarray:
         if folded is not None:
             experts = [{"cp": "ep"}.get(use, use) for use in folded]
             given = "moe_tp" in degrees or "moe_ep" in degrees
-            return with_roles(space, number, split, experts if given else None)
+            picks = with_roles(space, number, split, experts if given else None)
+            if given:
+                _check_experts(space, picks, degrees)
+            return picks
     have = sorted({(d.stages, d.mesh_size) for d in space.degrees})
     raise ValueError(
         f"no mesh has degrees {dict(degrees)}: pp x dp x tp x cp must use all GPUs; "
         "stages x GPUs of a stage can be "
         + ", ".join(f"{stages} x {size}" for stages, size in have)
     )
+
+
+def _check_experts(space: Space, picks: np.ndarray, degrees: Mapping[str, int]) -> None:
+    """Refuse degrees of experts that a model without them, or their number, forbids."""
+    found = expert_degrees(space, space.choices(picks), int(picks[0]))
+    for name, unit in (("moe_ep", "experts"), ("moe_tp", "parts of an expert")):
+        asked = degrees.get(name, 1)
+        if found[name] == asked:
+            continue
+        units = expert_units(space)
+        if units is None:
+            raise ValueError(f"{name}={asked}: the program has no mixture of experts")
+        own = units[name]
+        legal = [n for n in range(1, own + 1) if own % n == 0]
+        raise ValueError(
+            f"{name}={asked} does not divide {own} {unit}: it can be "
+            f"{', '.join(map(str, legal))}, as far as the mesh has it; split what is "
+            "left with the other of moe_ep and moe_tp"
+        )
 
 
 def _split(sizes: list[int], wanted: tuple[int, int]) -> list[str] | None:
@@ -208,7 +243,10 @@ def with_roles(
             if size == 1:
                 continue
             if own is not None:
-                label = getattr(own, experts[axis])
+                use = experts[axis]
+                if use == "ep" and uses[axis] != "dp":
+                    use = "ep_positions"
+                label = getattr(own, use)
                 label = label if label in labels else None
             elif uses[axis] == "tp":
                 tensor = tensor_labels(space, group)

@@ -5,6 +5,7 @@ together, so that tokens travel (all-to-all); `sum`, experts alone, tokens being
 replicated over it; `tp`, the experts' hidden index; `dp`, tokens alone.
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -17,9 +18,14 @@ USES = ("ep", "sum", "tp", "dp")
 
 
 class ExpertLabels(NamedTuple):
-    """Labels of an expert group: what each use of an axis shards."""
+    """Labels of an expert group: what each use of an axis shards.
+
+    `ep_positions`: experts with positions of the sequence where there are several (in
+    prefill), for axes that split no requests.
+    """
 
     ep: int
+    ep_positions: int
     sum: int
     tp: int
     dp: int
@@ -27,25 +33,41 @@ class ExpertLabels(NamedTuple):
 
 def expert_labels(space: Space, group: int) -> ExpertLabels | None:
     """Labels of a group's expert op; None if it has none, or one that cannot shard."""
+    pairs: dict[bool, int] = {}
+    parts: tuple[int, int, int] | None = None
     for graph in space.graphs.values():
         for op in graph.groups[group][1]:
             node = graph.nodes[op]
             if node.primitive != PRIMITIVE:
                 continue
             for factor in node.factors:
-                if factor.both is None or not node.factors[factor.both[0]].batched:
+                if factor.both is None:
                     continue
-                tokens, experts = factor.both
+                tokens, experts = (node.factors[i] for i in factor.both)
+                pairs.setdefault(tokens.batched, factor.label)
                 hidden = [
                     f.label
                     for i, f in enumerate(node.factors)
-                    if f.reduction and i != experts
+                    if f.reduction and i != factor.both[1]
                 ]
-                own = node.factors[tokens].label, node.factors[experts].label
-                return ExpertLabels(
-                    ep=factor.label, sum=own[1], tp=(hidden or [-1])[0], dp=own[0]
-                )
-    return None
+                if tokens.batched:
+                    parts = (experts.label, (hidden or [-1])[0], tokens.label)
+    if parts is None:
+        return None
+    return ExpertLabels(pairs[True], pairs.get(False, pairs[True]), *parts)
+
+
+def expert_units(space: Space) -> dict[str, int] | None:
+    """What `moe_ep` and `moe_tp` must divide: experts, parts of one; None without."""
+    found: dict[str, int] = {}
+    for graph in space.graphs.values():
+        for node in graph.ops:
+            experts = {f.both[1] for f in node.factors if f.both}
+            for i, factor in enumerate(node.factors):
+                if node.primitive == PRIMITIVE and factor.reduction:
+                    name = "moe_ep" if i in experts else "moe_tp"
+                    found[name] = math.gcd(found.get(name, 0), factor.units)
+    return found or None
 
 
 def expert_degrees(space: Space, choices: np.ndarray, number: int) -> dict[str, int]:

@@ -21,6 +21,16 @@ from lts.workload import Workload
 
 Specs = Mapping[str, PartitionSpec]
 
+_NUMBERS = (
+    "batch",
+    "step_time_s",
+    "requests_per_s",
+    "peak_bytes",
+    "weight_bytes",
+    "cache_bytes",
+)
+"""Fields of a `PhasePlan` that a file has as they are."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSource:
@@ -48,6 +58,11 @@ class ModelSource:
             weight_dtype=self.weight_dtype,
             kv_dtype=self.kv_dtype,
         )
+
+    def reading(self) -> "ModelSource":
+        """The model as a prefill pool has it: its caches hold prompts only."""
+        workload = dataclasses.replace(self.workload, output_len=0)
+        return dataclasses.replace(self, workload=workload)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data."""
@@ -78,27 +93,44 @@ class PhasePlan:
 
     Attributes:
       name: of the phase.
-      assignment: of the whole plan.
+      assignment: degrees, and what every mesh axis shards in this phase.
+      degrees: as `Plan.degrees`, of one instance.
+      instances: meshes that run it, each with all weights; 1 if phases are colocated.
       batch: sequences that one call works on (per pipeline stage).
       step_time_s: of one call.
+      requests_per_s: that all instances can serve; None for a plain function.
+      peak_bytes: per GPU; `weight_bytes` and `cache_bytes` are parts of it.
       arguments, results: spec by path.
       dims: names of the dims of every argument, by path.
       donated: names of arguments that `apply` donates.
+      weights: name of the argument that holds the parameters; "" for none.
       trees: structures of (args, kwargs) and of the result; None until bound.
       devices: of the mesh that was searched on; None for all of jax's. Not saved.
     """
 
     name: str
     assignment: Assignment
+    degrees: Mapping[str, int]
+    instances: int
     batch: int
     step_time_s: float
+    requests_per_s: float | None
+    peak_bytes: float
+    weight_bytes: float
+    cache_bytes: float
     arguments: Specs
     results: Specs
     dims: Mapping[str, Sequence[str]]
     donated: tuple[str, ...] = ()
+    weights: str = ""
     trees: tuple[Any, Any] | None = None
     devices: tuple[Any, ...] | None = None
     model: ModelSource | None = None
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one instance."""
+        return self.assignment.degrees.num_gpus
 
     def _tree(self, number: int, specs: Specs) -> Any:
         if self.trees is None:
@@ -175,6 +207,7 @@ class PhasePlan:
             dims=self.dims,
             mesh=self.mesh(),
             donated=self.donated if donate is None else tuple(donate),
+            weights=self.weights,
         )
 
     def _pipelined(self) -> PipelinedStep:
@@ -269,6 +302,7 @@ class PhasePlan:
             dims=self.dims,
             mesh=mesh,
             donated=self.donated,
+            weights=self.weights,
         )
         found = step.prepared(tuple(args or ()), dict(kwargs or {}))
         program = compile_for_cpu(found.step, found.leaves, degrees.mesh_size)
@@ -285,12 +319,16 @@ class PhasePlan:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data, without the trees."""
         return {
-            "batch": self.batch,
-            "step_time_s": self.step_time_s,
+            "assignment": self.assignment.to_dict(),
+            "degrees": dict(self.degrees),
+            "instances": self.instances,
+            "gpus": self.gpus,
+            **{name: getattr(self, name) for name in _NUMBERS},
             "in_specs": [[p, _spec_to_list(s)] for p, s in self.arguments.items()],
             "out_specs": [[p, _spec_to_list(s)] for p, s in self.results.items()],
             "dims": {path: list(names) for path, names in self.dims.items()},
             "donated": list(self.donated),
+            "weights": self.weights,
         }
 
     @classmethod
@@ -298,19 +336,20 @@ class PhasePlan:
         cls,
         name: str,
         data: Mapping[str, Any],
-        assignment: Assignment,
         model: ModelSource | None,
     ) -> "PhasePlan":
         """The phase that `to_dict` wrote, not bound."""
         return cls(
             name=name,
-            assignment=assignment,
-            batch=data["batch"],
-            step_time_s=data["step_time_s"],
+            assignment=Assignment.from_dict(data["assignment"]),
+            degrees=data["degrees"],
+            instances=data["instances"],
+            **{field: data[field] for field in _NUMBERS},
             arguments={p: _spec_from_list(s) for p, s in data["in_specs"]},
             results={p: _spec_from_list(s) for p, s in data["out_specs"]},
             dims={path: tuple(names) for path, names in data["dims"].items()},
             donated=tuple(data["donated"]),
+            weights=data["weights"],
             model=model,
         )
 

@@ -25,8 +25,11 @@ from lts.report.text import plan_text
 from lts.verify import Verification
 from lts.workload import Workload
 
-FORMAT = 1
+FORMAT = 2
 """Version of plan.json; a reader refuses others."""
+
+SERVINGS = ("colocated", "pools")
+"""Prefill and decode on the same GPUs, or each on instances of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,15 +40,18 @@ class Metrics:
       step_time_s: one call: of the function, or of one decode step (prefill only: of
         one prefill).
       ttft_s, tpot_s: time to first token, and per further token.
+      kv_transfer_s: from prefill to decode instances, a part of `ttft_s`; None if they
+        are no pools.
       tokens_per_s_per_gpu: generated (prefill only: read) tokens.
       concurrency: requests in flight.
-      peak_bytes: per GPU; `weight_bytes` and `cache_bytes` are parts of it.
+      peak_bytes: of the fullest GPU; `weight_bytes` and `cache_bytes` are parts of it.
       breakdown: nodes and reshards with the time that each takes.
     """
 
     step_time_s: float
     ttft_s: float | None = None
     tpot_s: float | None = None
+    kv_transfer_s: float | None = None
     tokens_per_s_per_gpu: float | None = None
     concurrency: int | None = None
     peak_bytes: float = 0.0
@@ -61,8 +67,8 @@ class Plan:
     Attributes:
       cluster: that it was made for.
       workload: None for a plain function.
-      assignment: degrees, and what every mesh axis shards, operator by operator.
-      degrees: pp, dp, tp, cp, moe_tp, moe_ep.
+      serving: "colocated": all phases on one mesh with one layout of the weights;
+        "pools": each on instances of its own.
       metrics: predicted.
       objective: tokens/s/GPU, or 1 / step time of a plain function.
       bound: proven bound on the objective; `gap_kind` says how it was proven.
@@ -74,8 +80,7 @@ class Plan:
 
     cluster: Cluster
     workload: Workload | None
-    assignment: Assignment
-    degrees: Mapping[str, int]
+    serving: str
     metrics: Metrics
     objective: float
     bound: float
@@ -111,6 +116,25 @@ class Plan:
         return list(self.phases.values())[-1]
 
     @property
+    def assignment(self) -> Assignment:
+        """Degrees, and what every mesh axis shards, operator by operator.
+
+        With pools, those of the main phase.
+        """
+        main = self.main_phase.assignment
+        if self.serving == "pools":
+            return main
+        states = {
+            name: phase.assignment.states[name] for name, phase in self.phases.items()
+        }
+        return dataclasses.replace(main, states=states)
+
+    @property
+    def degrees(self) -> Mapping[str, int]:
+        """pp, dp, tp, cp, moe_tp, moe_ep; with pools, of one decode instance."""
+        return self.main_phase.degrees
+
+    @property
     def in_specs(self) -> Any:
         """Specs of the main phase's arguments; see `PhasePlan.in_specs`."""
         return self.main_phase.in_specs
@@ -121,7 +145,7 @@ class Plan:
         return self.main_phase.out_specs
 
     def mesh(self, devices: Sequence[Any] | None = None) -> Mesh:
-        """The mesh that all phases run on; see `PhasePlan.mesh`."""
+        """The mesh of the main phase (colocated: of all); see `PhasePlan.mesh`."""
         return self.main_phase.mesh(devices)
 
     def _phase_of(self, function: Callable[..., Any] | None) -> PhasePlan:
@@ -210,7 +234,7 @@ class Plan:
             "cluster": self.cluster.to_dict(),
             "workload": None if self.workload is None else self.workload.to_dict(),
             "model": None if self.model is None else self.model.to_dict(),
-            "assignment": self.assignment.to_dict(),
+            "serving": self.serving,
             "degrees": dict(self.degrees),
             "metrics": _metrics_to_dict(self.metrics),
             "objective": self.objective,
@@ -261,7 +285,8 @@ def _metrics_to_dict(metrics: Metrics) -> dict[str, Any]:
 
 
 def _plan_from_dict(data: Mapping[str, Any]) -> Plan:
-    assignment = Assignment.from_dict(data["assignment"])
+    if data["serving"] not in SERVINGS:
+        raise ValueError(f"serving {data['serving']!r}")
     workload = None if data["workload"] is None else Workload(**data["workload"])
     model = None
     if data["model"] is not None:
@@ -275,11 +300,12 @@ def _plan_from_dict(data: Mapping[str, Any]) -> Plan:
     )
     phases = {}
     for name in data["phase_order"]:
-        phases[name] = PhasePlan.from_dict(
-            name, data["phases"][name], assignment, model
-        )
-        if model is not None:
-            problem = model.stage_problem(1)
+        own = model
+        if own is not None and name == "prefill" and data["serving"] == "pools":
+            own = own.reading()
+        phases[name] = PhasePlan.from_dict(name, data["phases"][name], own)
+        if own is not None:
+            problem = own.stage_problem(1)
             args = problem.args(name, phases[name].batch)
             phases[name] = phases[name].bind(problem.function(name), args)
     search = data["search"]
@@ -288,8 +314,7 @@ def _plan_from_dict(data: Mapping[str, Any]) -> Plan:
     return Plan(
         cluster=Cluster.from_dict(data["cluster"]),
         workload=workload,
-        assignment=assignment,
-        degrees=data["degrees"],
+        serving=data["serving"],
         metrics=Metrics(**metrics, breakdown=parts),
         objective=data["objective"],
         bound=data["bound"],

@@ -113,14 +113,15 @@ class Space:
         return codes[:, None] // base ** np.arange(self.num_axes) % base
 
     @cached_property
-    def both(self) -> Mapping[int, tuple[int, ...]]:
-        """Labels that shard two factors at once, and the labels of these."""
-        return {
-            factor.label: tuple(variable.factors[part].label for part in factor.both)
-            for variable in self.variables
-            for factor in variable.factors
-            if factor.both
-        }
+    def both(self) -> Mapping[int, tuple[int, int]]:
+        """Labels that shard two factors at once, and their labels: tokens, experts."""
+        found = {}
+        for variable in self.variables:
+            for factor in variable.factors:
+                if factor.both:
+                    tokens, experts = (variable.factors[i].label for i in factor.both)
+                    found[factor.label] = (tokens, experts)
+        return found
 
     @cached_property
     def inherited(self) -> tuple[np.ndarray, ...]:
@@ -142,9 +143,16 @@ class Space:
         """State that a role gives; sharding positions means those that there are.
 
         New tokens in prefill, cached ones in decode: context parallelism is one role.
-        Where a role shards two at once, a variable takes both, or the one it has.
+        Where a role shards tokens and experts at once, a variable takes both, or the one
+        it has; tokens are those of the batch where there are no new positions (decode).
         """
-        labels = [label, *self.both.get(label, ())]
+        labels = [label]
+        if label in self.both:
+            tokens, experts = self.both[label]
+            others = [x for x, (_, e) in self.both.items() if e == experts]
+            others = others if tokens in self.positions else []
+            rows = [self.both[other][0] for other in others]
+            labels += [*others, tokens, *rows, experts]
         if label in self.positions:
             labels += sorted(self.positions - {label})
         return next((s for x in labels if (s := variable.states_of(x))), NONE)

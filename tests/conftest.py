@@ -14,6 +14,8 @@ import pytest
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
+# Programs here run once or twice: compiling them takes longer than running them.
+jax.config.update("jax_disable_most_optimizations", True)
 
 _cache = tempfile.mkdtemp(prefix="lts-tests-")
 atexit.register(shutil.rmtree, _cache, ignore_errors=True)

@@ -61,7 +61,7 @@ def experts_touched(pairs: Count, experts: Count, skew: Count = 1.0) -> np.ndarr
       experts: that these pairs may fall on.
     """
     drawn = np.maximum(experts / np.asarray(skew, float), 1.0)
-    return drawn * (1.0 - (1.0 - 1.0 / drawn) ** pairs)
+    return np.minimum(drawn * (1.0 - (1.0 - 1.0 / drawn) ** pairs), pairs)
 
 
 def expert_rows(

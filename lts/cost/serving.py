@@ -268,13 +268,21 @@ def outcome_of(
     Args:
       transfer_s: of a prefill pool, as `prefill_outcome`.
     """
-    steps, held_bytes, *common, num_gpus = priced
+    steps = priced.steps
     if workload is None:
         (step,) = steps.values()
-        return plain_outcome(step, held_bytes + priced.weight_bytes, usable_bytes)
-    limits = (workload, num_gpus, usable_bytes)
+        held_bytes = priced.held_bytes + priced.weight_bytes
+        return plain_outcome(step, held_bytes, usable_bytes)
+    common = (
+        priced.weight_bytes,
+        priced.cache_bytes,
+        priced.stages,
+        workload,
+        priced.num_gpus,
+        usable_bytes,
+    )
     if len(steps) == 2:
-        return colocated_outcome(steps["decode"], steps["prefill"], *common, *limits)
+        return colocated_outcome(steps["decode"], steps["prefill"], *common)
     if "decode" in steps:
-        return decode_outcome(steps["decode"], *common, *limits)
-    return prefill_outcome(steps["prefill"], *common, *limits, transfer_s)
+        return decode_outcome(steps["decode"], *common)
+    return prefill_outcome(steps["prefill"], *common, transfer_s)

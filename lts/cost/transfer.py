@@ -48,7 +48,7 @@ def transfer_s(
 
     Args:
       prompts: of a call; `[batches]`.
-      prompt_bytes: of the cache of one prompt, all layers.
+      prompt_bytes: as `cache_bytes` of prefill.
       sending_gpus: of the prefill instance, all stages.
       receiver: None counts the sending only: no receiver makes it faster.
 
@@ -64,7 +64,7 @@ def transfer_s(
 
 
 def cache_bytes(tables: CostTables) -> float:
-    """Bytes of the whole cache of one request, unsharded."""
+    """Bytes of the whole cache of one sequence, all layers, unsharded."""
     return float(sum(table[0, 0] for table in tables.cache_bytes.values()))
 
 

@@ -12,13 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lts.cost.serving import (
-    Outcome,
-    Step,
-    colocated_outcome,
-    plain_outcome,
-    prefill_outcome,
-)
+from lts.cost.serving import Outcome, Priced, Step, outcome_of
 from lts.cost.tables import CostTables, PhaseTables
 from lts.workload import Workload
 
@@ -39,42 +33,41 @@ def _least_step(found: PhaseTables) -> Step:
     )
 
 
-def relaxed_outcome(tables: CostTables, workload: Workload | None) -> Outcome:
-    """Outcome of the relaxation for every degrees; `[degrees]` each."""
+def relaxed_outcome(
+    tables: CostTables, workload: Workload | None, transfer_s: np.ndarray | None = None
+) -> Outcome:
+    """Outcome of the relaxation for every degrees; `[degrees]` each.
+
+    Args:
+      transfer_s: of a prefill pool, as `TableEvaluator.transfer_s`.
+    """
 
     def least(found, combine=sum):
         tables_ = [table.min(1) for table in found.values()]
         width = len(tables.space.degrees)
-        return np.asarray(combine(tables_) if tables_ else np.zeros(width), np.float32)
+        return combine(tables_) if tables_ else np.zeros(width)
 
-    steps = {phase: _least_step(found) for phase, found in tables.phases.items()}
-    usable = float(tables.cluster.usable_bytes)
-    if workload is None:
-        (step,) = steps.values()
-        held = least(tables.held_bytes) + least(tables.looped_bytes)
-        held = held + least(tables.outer_bytes)
-        return jax.jit(plain_outcome)(step, held, usable)
-    stages = np.asarray([d.stages for d in tables.space.degrees], np.int32)
+    degrees = tables.space.degrees
+    stages = np.asarray([d.stages for d in degrees], np.int32)
     outer = np.where(
         stages > 1,
         least(tables.outer_bytes, lambda rows: np.max(rows, 0)),
         least(tables.outer_bytes),
     )
-    common = (
-        least(tables.looped_bytes) / stages + outer,
-        least(tables.cache_bytes) / stages,
-        stages,
+    priced = Priced(
+        steps={phase: _least_step(found) for phase, found in tables.phases.items()},
+        held_bytes=jnp.asarray(least(tables.held_bytes), jnp.float32),
+        weight_bytes=jnp.asarray(
+            least(tables.looped_bytes) / stages + outer, jnp.float32
+        ),
+        cache_bytes=jnp.asarray(least(tables.cache_bytes) / stages, jnp.float32),
+        stages=jnp.asarray(stages),
+        num_gpus=jnp.asarray([d.num_gpus for d in degrees], jnp.int32),
     )
-    limits = {
-        "workload": workload,
-        "num_gpus": tables.cluster.num_gpus,
-        "usable_bytes": usable,
-    }
-    if workload.prefill_only:
-        priced = jax.jit(functools.partial(prefill_outcome, **limits))
-        return priced(steps["prefill"], *common)
-    priced = jax.jit(functools.partial(colocated_outcome, **limits))
-    return priced(steps["decode"], steps["prefill"], *common)
+    usable = float(tables.cluster.usable_bytes)
+    price = functools.partial(outcome_of, workload=workload, usable_bytes=usable)
+    moving_s = 0.0 if transfer_s is None else transfer_s.astype(np.float32)
+    return jax.jit(price)(priced, transfer_s=moving_s)
 
 
 def relaxed_bound(tables: CostTables, workload: Workload | None) -> float:

@@ -6,7 +6,7 @@ the rest; experts are spread over that rest, and split by tensor inside the node
 group of ops the tensor axes shard the index that the group's ops share (heads,
 feed-forward, vocabulary): first products by columns, second by rows. A plain function
 names neither weights nor batch: any argument counts as a weight, and axes across nodes
-shard nothing.
+shard nothing. Of a pool, whose instances have several sizes, every size has its layout.
 
 Source: Megatron-LM, arXiv 1909.08053, section 3, and arXiv 2104.04473, section 5.
 """
@@ -29,20 +29,23 @@ KV_SHARE = 0.2
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Megatron:
-    """One candidate, asked once; its state is whether it was."""
+    """One candidate per size, asked for once; its state is whether they were."""
 
-    picks: np.ndarray
-    batch: int = 1
+    picks: np.ndarray  # [genes, sizes]
     name: str = "megatron"
+
+    @property
+    def batch(self) -> int:
+        """All candidates."""
+        return self.picks.shape[1]
 
     def init(self, key: jax.Array) -> bool:
         """Nothing is random."""
         return False
 
     def ask(self, state: bool) -> tuple[jax.Array, bool]:
-        """The candidate, then nothing."""
-        count = 0 if state else 1
-        return jnp.asarray(self.picks[:, None][:, :count]), True
+        """The candidates, then none."""
+        return jnp.asarray(self.picks[:, :0] if state else self.picks), True
 
     def tell(self, state: bool, picks: jax.Array, scores: Scores) -> bool:
         """Nothing is learnt."""
@@ -55,18 +58,25 @@ def megatron(evaluator: TableEvaluator, budget: int) -> Megatron:
     Raises:
       ValueError: if no group of ops reads anything that the rule could shard.
     """
-    return Megatron(picks=megatron_picks(evaluator.tables))
+    sizes = sorted({degrees.num_gpus for degrees in evaluator.space.degrees})
+    found = [megatron_picks(evaluator.tables, size) for size in sizes]
+    return Megatron(picks=np.stack(found, axis=1))
 
 
-def megatron_picks(tables: CostTables) -> np.ndarray:
-    """The candidate of the static rule; host int32 `[genes]`."""
+def megatron_picks(tables: CostTables, num_gpus: int | None = None) -> np.ndarray:
+    """The candidate of the static rule; host int32 `[genes]`.
+
+    Args:
+      num_gpus: of an instance; None where all degrees have equally many.
+    """
     space = tables.space
+    num_gpus = num_gpus or space.degrees[0].num_gpus
     if not any(tensor_labels(space, group) for group in range(len(space.groups))):
         raise ValueError(
             "the Megatron rule shards what operations and their weights share, and "
             "no operation of this program has such an index; choose another method"
         )
-    found = [_candidate(space, number) for number in _by_preference(tables)]
+    found = [_candidate(space, number) for number in _by_preference(tables, num_gpus)]
     limit = (1 - KV_SHARE) * tables.cluster.usable_bytes
     for picks in found:
         if _held_bytes(tables, picks) <= limit:
@@ -74,18 +84,19 @@ def megatron_picks(tables: CostTables) -> np.ndarray:
     return found[-1]
 
 
-def _by_preference(tables: CostTables) -> list[int]:
+def _by_preference(tables: CostTables, num_gpus: int) -> list[int]:
     """Degrees with the whole node inside a stage, fewest stages first.
 
     If no degrees are so (a given mesh), all of them.
     """
-    space, node = tables.space, tables.cluster.gpus_per_node
+    space, node = tables.space, min(tables.cluster.gpus_per_node, num_gpus)
     inside = [
         int(np.prod([axis.size for axis in d.axes if axis.inside] or [1]))
         for d in space.degrees
     ]
-    whole = [d for d, size in enumerate(inside) if size == node]
-    order = whole or range(len(inside))
+    own = [i for i, d in enumerate(space.degrees) if d.num_gpus == num_gpus]
+    whole = [d for d in own if inside[d] == node]
+    order = whole or own
     return sorted(order, key=lambda d: (space.degrees[d].stages, -inside[d], d))
 
 

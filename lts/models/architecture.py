@@ -25,8 +25,8 @@ class Rope:
     @property
     def attention_scale(self) -> float:
         """What scores are multiplied by, beside 1 / sqrt(head size): YaRN's, or 1."""
-        yarn = isinstance(self.scaling, YarnRope)
-        return self.scaling.attention_scale if yarn else 1.0
+        scaling = self.scaling
+        return scaling.attention_scale if isinstance(scaling, YarnRope) else 1.0
 
 
 @dataclass(frozen=True, kw_only=True)

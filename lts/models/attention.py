@@ -15,8 +15,7 @@ from lts.models.arrays import (
     unit_rms,
 )
 from lts.models.caches import read, write
-from lts.models.rope import rotate
-from lts.models.step import Frame, Step
+from lts.models.step import Step
 from lts.models.weights import Params, Weight, matrix, vector
 
 
@@ -74,7 +73,7 @@ def grouped_attention(
         key = key + over_tokens(weights["key_bias"], dtype)
         value = value + over_tokens(weights["value_bias"], dtype)
     query, key = _normed(step, attention, weights, query, key)
-    query, key = _rotated(query, frame), _rotated(key, frame)
+    query, key = frame.rotated(query), frame.rotated(key)
     if frame.query_scale is not None:
         query = (query * frame.query_scale).astype(dtype)
     wraps = attention.window is not None
@@ -123,14 +122,3 @@ def _normed(
     elif kind == "unit":
         query, key = unit_rms(query, eps), unit_rms(key, eps)
     return query, key
-
-
-def _rotated(x: jax.Array, frame: Frame) -> jax.Array:
-    """`x` [.., s, k] with its first elements turned by the rotary tables."""
-    if frame.cos is None or frame.sin is None:
-        return x
-    size = 2 * frame.cos.shape[-1]
-    if size == x.shape[-1]:
-        return rotate(x, frame.cos, frame.sin)
-    turned = rotate(x[..., :size], frame.cos, frame.sin)
-    return jnp.concatenate([turned, x[..., size:]], axis=-1)

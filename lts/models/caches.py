@@ -71,7 +71,7 @@ def write(
         new, start = jnp.take(new, places, axis=time, mode="clip"), 0
     elif wraps:
         start = lax.rem(start, size)
-    origin = [0] * new.ndim
+    origin: list[Any] = [0] * new.ndim
     origin[time] = start
     if index is not None:
         new, origin = lax.expand_dims(new, (0,)), [index, *origin]

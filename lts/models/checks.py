@@ -30,9 +30,9 @@ def check_size(value: Any, field: str, name: str) -> None:
 
 
 def check_number(value: Any, field: str, name: str) -> None:
-    """Raises ValueError unless `value` is a positive number."""
+    """Raises ValueError unless `value` is a positive, finite number."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not value > 0:
+    if not number or not 0 < value < float("inf"):
         raise fault(name, f"field '{field}' must be a positive number, got {value!r}")
 
 

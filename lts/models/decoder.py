@@ -1,8 +1,6 @@
 """A decoder as a value: its prefill and decode, and their abstract arguments."""
 
 from dataclasses import dataclass
-from functools import partial
-from math import prod
 from typing import Any, Literal, get_args
 
 import jax
@@ -15,9 +13,9 @@ from lts.models.architecture import Quantization
 from lts.models.caches import Cache
 from lts.models.config import DecoderConfig, float_dtype
 from lts.models.forward import cached_positions, forward
+from lts.models.leaves import abstract_leaf, initial_params, named_leaf
 from lts.models.parameters import LayerForm, build, build_cache, count, is_uniform
-from lts.models.quantized import BlockScaled, quantized
-from lts.models.weights import NamedShape, Params, Weight, blocks
+from lts.models.weights import NamedShape, Params
 
 Phase = Literal["prefill", "decode"]
 
@@ -74,17 +72,7 @@ class Decoder:
         """
         plain, form = float_dtype(self.config, dtype), self._quantization(dtype)
 
-        def make(weight: Weight) -> Any:
-            extents = blocks(weight, form)
-            if form is None or extents is None:
-                return jax.ShapeDtypeStruct(weight.shape, plain)
-            scales = tuple(n // b for n, b in zip(weight.shape, extents, strict=True))
-            return BlockScaled(
-                jax.ShapeDtypeStruct(weight.shape, jnp.dtype(form.dtype)),
-                jax.ShapeDtypeStruct(scales, jnp.dtype(form.scale_dtype)),
-            )
-
-        return build(self.config, self.layers, make)
+        return build(self.config, self.layers, lambda w: abstract_leaf(w, plain, form))
 
     def init_params(self, key: jax.Array, dtype: DTypeLike | None = None) -> Params:
         """Random parameters: matrices and biases normal / sqrt(fan in), norms one.
@@ -92,7 +80,7 @@ class Decoder:
         Meant for small models: all numbers are drawn as one float32 array.
         """
         plain, form = float_dtype(self.config, dtype), self._quantization(dtype)
-        return _init_params(self.config, self.layers, plain, form, key)
+        return initial_params(self.config, self.layers, plain, form, key)
 
     def _quantization(self, dtype: DTypeLike | None) -> Quantization | None:
         return self.config.quantization if dtype is None else None
@@ -122,13 +110,9 @@ class Decoder:
           weight_dtype: as `args`; sizes of the cache are those of one position.
         """
         form = self._quantization(weight_dtype)
-
-        def make(weight: Weight) -> Any:
-            plain = blocks(weight, form) is None
-            return weight if plain else BlockScaled(weight, weight)  # type: ignore
-
+        params = build(self.config, self.layers, lambda w: named_leaf(w, form))
         cache = build_cache(self.config, self.layers, 1, 1, lambda array: array)
-        return build(self.config, self.layers, make), cache
+        return params, cache
 
     def init_cache(
         self, batch: int, length: int, dtype: DTypeLike | None = None
@@ -284,32 +268,6 @@ class Decoder:
             ends |= {"norm", "embed" if tied else "unembed"}
         layers = jax.tree.map(lambda array: array[own], params["layers"])
         return {**{name: params[name] for name in sorted(ends)}, "layers": layers}
-
-
-@partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def _init_params(
-    config: DecoderConfig,
-    form: LayerForm,
-    dtype: Any,
-    quantization: Quantization | None,
-    key: jax.Array,
-) -> Params:
-    # One draw: compiling the generator for each array's shape takes seconds.
-    drawn = jax.random.normal(key, (count(config),), jnp.float32)
-    offset = 0
-
-    def make(weight: Weight) -> jax.Array | BlockScaled:
-        nonlocal offset
-        start, offset = offset, offset + prod(weight.shape)
-        if not weight.fan_in:
-            return jnp.ones(weight.shape, dtype)
-        values = drawn[start:offset].reshape(weight.shape) * weight.fan_in**-0.5
-        extents = blocks(weight, quantization)
-        if quantization is None or extents is None:
-            return values.astype(dtype)
-        return quantized(values, extents, quantization.dtype, quantization.scale_dtype)
-
-    return build(config, form, make)
 
 
 def _int32(*shape: int) -> jax.ShapeDtypeStruct:

@@ -9,12 +9,12 @@ spell the same feature differently (`num_experts`, `n_routed_experts`).
 from collections.abc import Mapping
 from typing import Any
 
-# Feature -> words of a field name (split at underscores) that announce it. No family
-# has these.
+# Feature -> what announces it: a whole field name, a word of one (between underscores),
+# or with "_" at the end the first word. No family has these.
 _NOWHERE = {
     "sparse attention": {"index_topk", "indexer", "sparse_attention_config"},
     "linear attention or state-space layers": {
-        *("linear", "mamba", "mamba2", "ssm", "conv", "rwkv", "recurrent", "lru"),
+        *("linear_", "mamba", "mamba2", "ssm", "conv", "rwkv", "recurrent", "lru"),
         *("hybrid_override_pattern", "layers_block_type"),
     },
     "attention sinks": {"sink", "sinks"},
@@ -89,7 +89,8 @@ def unsupported_features(fields: Mapping[str, Any], *, known_type: bool) -> list
     table = {**_NOWHERE, **_ELSEWHERE} if known_type else _NOWHERE
     found: dict[str, str] = {}
     for name, value in fields.items():
-        words = {name, *name.split("_")}
+        words = name.split("_")
+        words = {name, f"{words[0]}_", *words}
         if _is_off(name, value, words):
             continue
         for feature, announced in table.items():
@@ -98,21 +99,21 @@ def unsupported_features(fields: Mapping[str, Any], *, known_type: bool) -> list
     return [f"{feature} ({field})" for feature, field in found.items()]
 
 
-def beside_notes(fields: Mapping[str, Any]) -> list[str]:
+def beside_notes(fields: Mapping[str, Any], *, nested: bool) -> list[str]:
     """Sentences on what stands beside the decoder and a step does not run.
 
     Args:
-      fields: all of an object of config.json, the text model's or the outer one.
+      fields: of the text model and of the object around it, if any.
+      nested: whether there is one: such types have a vision tower, also where the file
+        does not describe it.
     """
+    objects = [name for name, value in fields.items() if isinstance(value, Mapping)]
     notes = []
-    for kind in ("vision", "audio"):
-        if any(
-            kind in name.split("_") and value and isinstance(value, Mapping)
-            for name, value in fields.items()
-        ):
+    for kind, tower in (("vision", "a vision tower"), ("audio", "an audio tower")):
+        described = any(kind in name.split("_") for name in objects)
+        if described or (nested and kind == "vision"):
             notes.append(
-                f"a {kind} tower stands beside the text model; only the text model is "
-                f"planned"
+                f"{tower} stands beside the text model; only the text model is planned"
             )
     number = next((fields[name] for name in _MTP if fields.get(name)), 0)
     if number:
@@ -125,6 +126,7 @@ def beside_notes(fields: Mapping[str, Any]) -> list[str]:
 
 
 def _is_off(name: str, value: Any, words: set[str]) -> bool:
+    """Whether a field says no more than that something is absent."""
     if not value or name in _HARMLESS or words & _BESIDE:
         return True
     one = value == 1 and not isinstance(value, bool)

@@ -39,6 +39,13 @@ class Fields:
             raise self.fault(f"field '{field}' is missing")
         return value
 
+    def name_of(self, field: str) -> str:
+        """A string that has to be there."""
+        value = self.needed(field)
+        if not isinstance(value, str):
+            raise self.fault(f"field '{field}' must be a string, got {value!r}")
+        return value
+
     def size(self, field: str, default: int | None = None) -> int:
         """A positive integer, needed where there is no default."""
         value = self.needed(field) if default is None else self.get(field, default)

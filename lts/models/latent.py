@@ -19,7 +19,6 @@ import jax.numpy as jnp
 from lts.models.architecture import LatentAttention
 from lts.models.arrays import float32_product, product, rms_norm
 from lts.models.caches import read, write
-from lts.models.rope import rotate
 from lts.models.step import Step
 from lts.models.weights import Params, Weight, matrix, vector
 
@@ -94,7 +93,7 @@ def _queries(
         query = product("bsr,rhn->bhsn", x, weights["query_up"])
     with jax.named_scope("query_rope"):
         turned = product("bsr,rhk->bhsk", x, weights["query_rope"])
-    return query, rotate(turned, frame.cos, frame.sin)
+    return query, frame.rotated(turned)
 
 
 def _latents(
@@ -107,7 +106,7 @@ def _latents(
     latent = rms_norm(latent, weights["kv_norm"], step.config.rms_norm_eps)
     with jax.named_scope("key_rope"):
         key = product("bsd,dk->bsk", x, weights["key_rope"])
-    return latent, rotate(key, frame.cos, frame.sin)
+    return latent, frame.rotated(key)
 
 
 def _expanded(

@@ -15,6 +15,7 @@ from lts.models.parameters import LayerForm
 from lts.models.reading import read_config
 
 _ZOO = resources.files("lts.models") / "zoo"
+_QUANTIZATION_FILE = "hf_quant_config.json"
 
 
 def names() -> tuple[str, ...]:
@@ -51,9 +52,21 @@ def load(
         raise ValueError(_unknown(asked))
     if path.is_dir():
         path = path / "config.json"
-    fields = _read_object(path)
-    stem = path.resolve().parent.name if path.name == "config.json" else path.stem
+    fields = _with_quantization(_read_object(path), path)
+    stem = path.stem.removesuffix("_config")
+    if path.name == "config.json":
+        stem = path.resolve().parent.name
     return Decoder(config=read_config(fields, stem), layers=layers)
+
+
+def _with_quantization(fields: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The fields, with the quantization that some exporters keep in a file beside."""
+    beside = path.with_name(path.name.removesuffix("config.json") + _QUANTIZATION_FILE)
+    known = fields.get("quantization_config")
+    if known or not path.name.endswith("config.json") or not beside.exists():
+        return fields
+    found = _read_object(beside).get("quantization")
+    return {**fields, "quantization_config": found} if found else fields
 
 
 def _read_object(path: Path) -> dict[str, Any]:

@@ -16,6 +16,8 @@ from lts.models.fields import Fields
 from lts.models.reading_quantization import read_quantization
 
 MODEL_TYPES = tuple(sorted({*FAMILIES, *NESTED}))
+"""What `model_type` may be."""
+
 # Fields of the outer object that may stand there instead of in the text model.
 _SHARED = ("torch_dtype", "dtype", "quantization_config", "compression_config")
 
@@ -37,6 +39,7 @@ def read_config(fields: Mapping[str, Any], name: str) -> DecoderConfig:
     read = Fields(text, name)
     layers = family.layers(read)
     dtype = read.get("torch_dtype") or read.get("dtype") or "bfloat16"
+    beside = beside_notes({**fields, **text}, nested=text is not fields)
     config = DecoderConfig(
         name=name,
         vocab_size=read.size("vocab_size"),
@@ -47,7 +50,7 @@ def read_config(fields: Mapping[str, Any], name: str) -> DecoderConfig:
         tie_word_embeddings=read.flag("tie_word_embeddings", family.tied),
         dtype=dtype,
         quantization=read_quantization(read, layers, dtype),
-        notes=(*family.notes, *dict.fromkeys(_notes(fields, text))),
+        notes=(*family.notes, *beside),
     )
     read.ignore(*family.harmless)
     lacking = unsupported_features(read.unread, known_type=True)
@@ -61,22 +64,20 @@ def read_config(fields: Mapping[str, Any], name: str) -> DecoderConfig:
 def _text_model(fields: Mapping[str, Any], name: str) -> tuple[Mapping[str, Any], str]:
     """The object of the text model, and its type's name in `FAMILIES`."""
     outer = Fields(fields, name)
-    model_type = outer.needed("model_type")
-    nested = outer.object("text_config")
-    if model_type in NESTED and nested:
+    model_type, nested = outer.name_of("model_type"), outer.object("text_config")
+    architectures, text = outer.list("architectures") or [], fields
+    if nested and model_type in NESTED:
         shared = {field: fields[field] for field in _SHARED if fields.get(field)}
         text = {**shared, **{k: v for k, v in nested.items() if v is not None}}
         if isinstance(fields.get("tie_word_embeddings"), bool):
             text["tie_word_embeddings"] = fields["tie_word_embeddings"]
-        model_type = Fields(text, name).needed("model_type")
-    else:
-        text = fields
-    if model_type == "minimax" and "MiniMaxM2ForCausalLM" in (
-        fields.get("architectures") or ()
-    ):
-        model_type = "minimax_m2"  # what the first files of M2 call themselves
-    if model_type not in FAMILIES or (nested and text is fields):
+        model_type = Fields(text, name).name_of("model_type")
+    elif nested:
         raise _unknown(fields, nested, name)
+    if model_type == "minimax" and "MiniMaxM2ForCausalLM" in architectures:
+        model_type = "minimax_m2"  # what the first files of M2 call themselves
+    if model_type not in FAMILIES:
+        raise _unknown({**text, "model_type": model_type}, {}, name)
     return text, model_type
 
 
@@ -84,17 +85,13 @@ def _unknown(
     fields: Mapping[str, Any], nested: Mapping[str, Any], name: str
 ) -> ValueError:
     """The error for a type without a reader, with what it lacks as far as is known."""
-    model_type = fields["model_type"]
-    known = LACKING.get(model_type) or LACKING.get(str(nested.get("model_type")))
-    lacking = [known] if known else []
+    types = fields["model_type"], str(nested.get("model_type"))
+    lacking = [LACKING[kind] for kind in types if kind in LACKING][:1]
     lacking += unsupported_features({**nested, **fields}, known_type=False)
     reason = f" ({'; '.join(lacking)})" if lacking else ""
+    within = " with a text model of its own (text_config)" if nested else ""
     return fault(
         name,
-        f"model_type {model_type!r} is not supported{reason}; accepted types are "
+        f"model_type {types[0]!r}{within} is not supported{reason}; accepted types are "
         f"{', '.join(MODEL_TYPES)}",
     )
-
-
-def _notes(fields: Mapping[str, Any], text: Mapping[str, Any]) -> list[str]:
-    return beside_notes(fields) + beside_notes(text)

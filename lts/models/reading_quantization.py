@@ -2,16 +2,15 @@
 
 Two forms are read: 8-bit floats with a scale per block of a matrix (`fp8`, and block
 strategy of `compressed-tensors`), and 4-bit integers with a scale per group of inputs
-(`compressed-tensors`). What is left unquantized is checked by name against the matrices
-that the model has, so that a file with unquantized attention is not priced as if it
-were quantized.
+(`compressed-tensors`). What a file skips is checked by name against the matrices that
+the model has, so that unquantized attention is not priced as if it were quantized.
 
 Source: transformers `quantizer_finegrained_fp8.py`; the compressed-tensors format.
 """
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 from lts.models.architecture import (
     DenseFfn,
@@ -23,11 +22,26 @@ from lts.models.architecture import (
 )
 from lts.models.fields import Fields
 
-_REMEDY = "give the file without quantization and a weight dtype of your choice instead"
+_REMEDY = "leave quantization out and give a weight dtype instead"
 _FP8 = ("e4m3", "float8_e4m3fn")
+# Names of modules in the files of transformers, of which families use one or another.
+_HEADS = ("model", "language_model.model", "model.language_model")
+_FFN = ("mlp", "block_sparse_moe", "feed_forward")
 _GROUPED = ("q_proj", "k_proj", "v_proj", "o_proj")
 _LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
 _DENSE = ("gate_proj", "up_proj", "down_proj")
+_OUTSIDE = {
+    *("lm_head", "embed_tokens", "norm", "input_layernorm", "post_attention_layernorm"),
+    *("q_norm", "k_norm", "q_a_layernorm", "kv_a_layernorm"),
+    *("gate", "router", "e_score_correction_bias", "shared_expert_gate"),
+    *(
+        "visual",
+        "vision_tower",
+        "vision_model",
+        "multi_modal_projector",
+        "mm_projector",
+    ),
+}
 
 
 def read_quantization(
@@ -47,131 +61,146 @@ def read_quantization(
     found = fields.object("quantization_config") or fields.object("compression_config")
     if not found:
         return None
-    method = found.get("quant_method")
+    own = Fields(found, fields.name)
+    method = own.get("quant_method")
     if method == "fp8":
-        block = _fp8_block(fields, found)
-        skipped = found.get("modules_to_not_convert")
-        form, scale_dtype = "float8_e4m3fn", "float32"
+        form, block, scale_dtype = "float8_e4m3fn", _fp8_block(own), "float32"
+        skipped = own.list("modules_to_not_convert")
     elif method == "compressed-tensors":
-        form, block = _compressed(fields, found)
-        skipped = found.get("ignore")
-        scale_dtype = dtype
+        form, block = _compressed(own)
+        skipped, scale_dtype = own.list("ignore"), dtype
     else:
         raise fields.fault(
-            f"quantization method {method!r} is not supported, only fp8 and "
-            f"compressed-tensors are; {_REMEDY}"
+            f"quantization {method or own.get('quant_algo')!r} is not supported, "
+            f"only fp8 and compressed-tensors are; {_REMEDY}"
         )
-    scope = _scope(fields, layers, skipped or [])
     return Quantization(
         dtype=form,
         block=block,
         scale_dtype=scale_dtype,
-        scope="layers" if scope == "layers" else "experts",
+        scope=_scope(fields, layers, [str(entry) for entry in skipped or ()]),
     )
 
 
-def _fp8_block(fields: Fields, found: Mapping[str, Any]) -> tuple[int, int]:
-    if found.get("fmt", "e4m3") not in _FP8:
-        raise fields.fault(
-            f"fp8 format {found['fmt']!r} is not supported, only e4m3 is"
-        )
-    return _block(fields, found.get("weight_block_size"), "weight_block_size")
+def _fp8_block(own: Fields) -> tuple[int, int]:
+    own.only("fmt", *_FP8)
+    return _block(own, "weight_block_size")
 
 
-def _block(fields: Fields, block: Any, field: str) -> tuple[int, int]:
-    sizes = isinstance(block, list | tuple) and len(block) == 2
-    if not sizes or not all(isinstance(n, int) and n > 0 for n in block):
-        raise fields.fault(
+def _block(own: Fields, field: str) -> tuple[int, int]:
+    block = own.list(field) or []
+    if len(block) != 2 or not all(isinstance(n, int) and n > 0 for n in block):
+        raise own.fault(
             f"8-bit weights need a scale per block of a matrix ({field}: [128, 128]), "
-            f"got {block!r}; {_REMEDY}"
+            f"got {own.get(field)!r}; {_REMEDY}"
         )
     outputs, inputs = block  # matrices of the files are [outputs, inputs]
     return inputs, outputs
 
 
-def _compressed(
-    fields: Fields, found: Mapping[str, Any]
-) -> tuple[str, tuple[int, int]]:
+def _compressed(own: Fields) -> tuple[str, tuple[int, int]]:
     """Dtype and block of the one group of a compressed-tensors file."""
-    groups = list((found.get("config_groups") or {}).values())
-    if len(groups) != 1 or groups[0].get("targets") != ["Linear"]:
-        raise fields.fault(
-            f"compressed-tensors with {len(groups)} groups is not supported, only with "
+    groups = Fields(own.object("config_groups"), own.name)
+    parts = [Fields(groups.object(name), own.name) for name in groups.values]
+    if [part.get("targets") for part in parts] != [["Linear"]]:
+        raise own.fault(
+            f"compressed-tensors with {len(parts)} groups is not supported, only with "
             f"one for all Linear modules; {_REMEDY}"
         )
-    if found.get("kv_cache_scheme"):
-        raise fields.fault(
+    if own.get("kv_cache_scheme"):
+        raise own.fault(
             "a quantized KV cache (kv_cache_scheme) is not read from the file; drop it "
             "and give a KV dtype"
         )
-    weights = groups[0].get("weights") or {}
-    kind, bits = weights.get("type"), weights.get("num_bits")
-    strategy, group = weights.get("strategy"), weights.get("group_size")
-    if (kind, bits, strategy) == ("float", 8, "block"):
-        block = weights.get("block_structure")
-        return "float8_e4m3fn", _block(fields, block, "block_structure")
-    integers = (kind, bits, strategy, weights.get("symmetric"))
-    if integers == ("int", 4, "group", True) and isinstance(group, int) and group > 0:
-        if weights.get("actorder"):
-            raise fields.fault(
-                f"4-bit weights in activation order (actorder: {weights['actorder']}) "
-                f"are not supported; {_REMEDY}"
+    weights = Fields(parts[0].object("weights"), own.name)
+    kind = tuple(weights.get(field) for field in ("type", "num_bits", "strategy"))
+    if kind == ("float", 8, "block"):
+        return "float8_e4m3fn", _block(weights, "block_structure")
+    if kind != ("int", 4, "group") or weights.get("symmetric") is not True:
+        raise own.fault(
+            f"compressed-tensors weights of {kind[1]} bits ({kind[0]}, by {kind[2]}) "
+            f"are not supported, only 8-bit floats by block and symmetric 4-bit "
+            f"integers by group; {_REMEDY}"
+        )
+    for field in ("actorder", "scale_dtype"):
+        if weights.get(field):
+            raise own.fault(
+                f"4-bit weights with {field}: {weights.get(field)!r} are not "
+                f"supported; {_REMEDY}"
             )
-        return "int4", (group, 1)
-    raise fields.fault(
-        f"compressed-tensors weights of {bits} bits ({kind}, strategy {strategy!r}) are "
-        f"not supported, only float 8 by block and symmetric int 4 by group; {_REMEDY}"
-    )
+    return "int4", (weights.size("group_size"), 1)
 
 
-def _scope(fields: Fields, layers: tuple[Layer, ...], skipped: list[str]) -> str:
-    """Which matrices are quantized: those of "layers", or of "experts" only."""
-    left: dict[str, set[bool]] = {}
-    first: dict[str, str] = {}
-    for part, module in _modules(layers):
-        hit = next((entry for entry in skipped if _matches(entry, module)), None)
-        left.setdefault(part, set()).add(hit is not None)
-        if hit is not None:
-            first.setdefault(part, hit)
-    if all(states == {False} for states in left.values()):
+def _scope(
+    fields: Fields, layers: tuple[Layer, ...], skipped: list[str]
+) -> Literal["layers", "experts"]:
+    """Which matrices are quantized: those of the layers, or of routed experts only."""
+    states: dict[str, set[bool]] = {}
+    used: dict[str, str] = {}  # entry -> part that it leaves unquantized
+    for part, names in _matrices(layers):
+        hits = [entry for entry in skipped if _covers(entry, names)]
+        states.setdefault(part, set()).add(bool(hits))
+        used.update(dict.fromkeys(hits, part))
+    for entry in skipped:
+        if entry not in used and not _is_outside(entry, len(layers)):
+            raise fields.fault(
+                f"quantization skips {entry!r}, which is no module that is known here; "
+                f"{_REMEDY}"
+            )
+    routed = states.pop("experts", set())
+    if True not in routed.union(*states.values()):
         return "layers"
-    others = {part: states for part, states in left.items() if part != "experts"}
-    whole = all(states == {True} for states in others.values())
-    if whole and left.get("experts") == {False}:
+    if routed == {False} and all(state == {True} for state in states.values()):
         return "experts"
-    part = next(iter(first))
+    entry, part = next(iter(used.items()))
     raise fields.fault(
-        f"weights of {part} left unquantized in part ({first[part]!r}) are not "
-        f"supported, only none, or all but those of routed experts; {_REMEDY}"
+        f"quantization skips weights of {part} ({entry!r}): not supported unless it "
+        f"skips all but routed experts; {_REMEDY}"
     )
 
 
-def _modules(layers: tuple[Layer, ...]) -> Iterator[tuple[str, str]]:
-    """Part and name of every matrix in the layers that may be quantized.
+def _matrices(layers: tuple[Layer, ...]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Part and possible names of every matrix in the layers that may be quantized.
 
-    Names are those of transformers; experts stand for all by their first one.
+    Experts stand for all by their first one.
     """
     for number, layer in enumerate(layers):
-        block = f"model.layers.{number}"
         if isinstance(layer.attention, GroupedAttention):
-            yield from (("attention", f"{block}.self_attn.{m}") for m in _GROUPED)
+            yield from _named("attention", number, ("self_attn",), _GROUPED)
         elif isinstance(layer.attention, LatentAttention):
-            yield from (("attention", f"{block}.self_attn.{m}") for m in _LATENT)
+            yield from _named("attention", number, ("self_attn",), _LATENT)
         if isinstance(layer.ffn, DenseFfn):
-            yield from (("dense layers", f"{block}.mlp.{m}") for m in _DENSE)
+            yield from _named("dense layers", number, _FFN, _DENSE)
         elif isinstance(layer.ffn, ExpertFfn):
-            yield from (("experts", f"{block}.mlp.experts.0.{m}") for m in _DENSE)
+            routed = [f"{ffn}.experts.0" for ffn in _FFN]
+            yield from _named("experts", number, routed, _DENSE)
             if layer.ffn.shared_size:
-                shared = f"{block}.mlp.shared_experts"
-                yield from (("shared experts", f"{shared}.{m}") for m in _DENSE)
+                shared = [f"{ffn}.shared_expert{s}" for ffn in _FFN for s in ("s", "")]
+                yield from _named("shared experts", number, shared, _DENSE)
 
 
-def _matches(entry: str, module: str) -> bool:
-    """Whether an entry of the list of unquantized modules covers a module.
+def _named(
+    part: str, number: int, blocks: Sequence[str], matrices: Sequence[str]
+) -> Iterator[tuple[str, tuple[str, ...]]]:
+    for matrix in matrices:
+        names = (f"layers.{number}.{block}.{matrix}" for block in blocks)
+        yield part, tuple(f"{head}.{name}" for name in names for head in _HEADS)
 
-    An entry is a regular expression after "re:", else a name or part of one between
-    dots.
+
+def _covers(entry: str, names: tuple[str, ...]) -> bool:
+    """Whether an entry of the skipped modules covers a matrix of one of these names.
+
+    An entry is a regular expression after "re:", else a name or a part between dots.
     """
     if entry.startswith("re:"):
-        return re.match(entry.removeprefix("re:"), module) is not None
-    return f".{entry}." in f".{module}."
+        pattern = entry.removeprefix("re:")
+        return any(re.match(pattern, name) for name in names)
+    return any(f".{entry}." in f".{name}." for name in names)
+
+
+def _is_outside(entry: str, depth: int) -> bool:
+    """Whether an entry is of what is never quantized here, or does not run."""
+    if entry.startswith("re:") or not _OUTSIDE.isdisjoint(entry.split(".")):
+        return True
+    layer = re.search(r"layers\.(\d+)", entry)
+    return layer is not None and int(layer[1]) >= depth

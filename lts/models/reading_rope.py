@@ -115,7 +115,7 @@ def _read_scaling(
     fields: Fields, scaling: Mapping[str, Any], *, latent: bool
 ) -> RopeScaling | None:
     kind = scaling.get("rope_type", scaling.get("type", "default"))
-    if kind not in _OWN:
+    if not isinstance(kind, str) or kind not in _OWN:
         raise fields.fault(
             f"rope scaling {kind!r} is not supported; have {', '.join(_OWN)}"
         )

@@ -9,7 +9,7 @@ from jax import lax
 
 from lts.models.architecture import GroupedAttention, LatentAttention
 from lts.models.config import DecoderConfig
-from lts.models.rope import frequencies, rotary
+from lts.models.rope import frequencies, rotary, rotate
 
 Attention = GroupedAttention | LatentAttention
 
@@ -19,15 +19,25 @@ class Frame:
     """What all layers of one kind of attention share.
 
     Attributes:
-      cos, sin: [s, rotary size / 2] float32; None without position embedding.
+      tables: cosines and sines, each [s, rotary size / 2] float32; None without
+        position embedding.
       visible: bool [1, .., s, t], of the rank of the scores.
-      query_scale: [s, 1] float32 that queries are multiplied by, or None.
+      query_scale: float32 [1, .., s, 1] that queries are multiplied by, or None.
     """
 
-    cos: jax.Array | None
-    sin: jax.Array | None
+    tables: tuple[jax.Array, jax.Array] | None
     visible: jax.Array
     query_scale: jax.Array | None
+
+    def rotated(self, x: jax.Array) -> jax.Array:
+        """`x` [.., s, k] with its first elements turned by the rotary tables."""
+        if self.tables is None:
+            return x
+        size = 2 * self.tables[0].shape[-1]
+        if size == x.shape[-1]:
+            return rotate(x, *self.tables)
+        turned = rotate(x[..., :size], *self.tables)
+        return jnp.concatenate([turned, x[..., size:]], axis=-1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,17 +80,16 @@ def _frame(attention: Attention, positions: jax.Array, kept: int | None) -> Fram
     """`kept` cached positions are seen; None: the new ones."""
     num_seen = len(positions) if kept is None else kept
     seen = jnp.arange(num_seen, dtype=jnp.int32)
-    cos = sin = None
+    tables = None
     if (rope := attention.rope) is not None:
         table = frequencies(rope.size, rope.theta, rope.scaling)
-        cos, sin = rotary(positions, table)
+        tables = rotary(positions, table)
     rank = 5 if isinstance(attention, GroupedAttention) else 4
     seen = lax.expand_dims(seen, tuple(range(rank - 1)))
     own = lax.expand_dims(positions, (*range(rank - 2), rank - 1))
     visible = _visible(attention, own, seen, kept is not None)
-    return Frame(
-        cos=cos, sin=sin, visible=visible, query_scale=_query_scale(attention, own)
-    )
+    scale = _query_scale(attention, own)
+    return Frame(tables=tables, visible=visible, query_scale=scale)
 
 
 def _visible(
@@ -99,7 +108,7 @@ def _visible(
 
 
 def _query_scale(attention: Attention, own: jax.Array) -> jax.Array | None:
-    """[1, .., s, 1] float32, by the rule of `GroupedAttention.query_scaling`."""
+    """What queries are multiplied by, float32 of the shape of `own`."""
     if isinstance(attention, LatentAttention) or attention.query_scaling is None:
         return None
     floor, scale = attention.query_scaling

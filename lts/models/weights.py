@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from lts.models.architecture import Quantization
 
 Params = dict[str, Any]
-COUNTS = frozenset({"layer", "kv_heads", "group", "heads", "experts"})
-"""Names of dims that count: of block 1 in quantized weights."""
+COUNTS = frozenset({"kv_heads", "group", "heads"})
+"""Names of dims of a matrix that count: of block 1 where it is quantized."""
 
 
 @dataclass(frozen=True, kw_only=True)

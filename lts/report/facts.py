@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lts.report.units import counted
+from lts.report.units import counted, size
 
 Data = Mapping[str, Any]
 Sharded = tuple[tuple[str, tuple[str, ...]], ...]
@@ -24,6 +24,7 @@ KINDS = {
 """Kinds of time, and what reports call them."""
 
 _DEGREE_WORDS = {"dp": "data", "tp": "tensor", "cp": "context"}
+_EXPERT_WORDS = {"moe_tp": "tensor", "moe_ep": "expert"}
 _GAP_KINDS = {
     "relaxed": "a relaxation: every operator at its fastest, all reshards free",
 }
@@ -117,10 +118,25 @@ def at(name: str, axes: Sequence[str]) -> str:
     return f"{name}@{'*'.join(axes)}" if axes else name
 
 
-def sharded(states: Sequence[str | None], data: Data) -> Sharded:
+def is_pools(data: Data) -> bool:
+    """Whether every phase has instances of its own."""
+    return data["serving"] == "pools"
+
+
+def main_phase(data: Data) -> str:
+    """Name of the phase that counts most."""
+    return data["phase_order"][-1]
+
+
+def assignment(data: Data, phase: str | None = None) -> Data:
+    """Mesh and states of a phase; by default of the main one."""
+    return data["phases"][phase or main_phase(data)]["assignment"]
+
+
+def sharded(states: Sequence[str | None], axes: Sequence[Data]) -> Sharded:
     """Which axes shard each factor, from what each axis shards."""
     found: dict[str, list[str]] = {}
-    for axis, state in zip(data["assignment"]["axes"], states, strict=True):
+    for axis, state in zip(axes, states, strict=True):
         if state is not None:
             found.setdefault(state, []).append(axis["name"])
     return tuple((name, tuple(axes)) for name, axes in found.items())
@@ -155,13 +171,38 @@ def usable_bytes(data: Data) -> int:
     return int(cluster["chip"]["hbm_bytes"] * (1 - cluster["reserve_fraction"]))
 
 
-def memory_parts(data: Data) -> dict[str, float]:
-    """Bytes per GPU by what fills them; they sum to the peak."""
-    metrics = data["metrics"]
+def idle_gpus(data: Data) -> int:
+    """GPUs that no instance has."""
+    used = sum(phase["instances"] * phase["gpus"] for phase in data["phases"].values())
+    return num_gpus(data) - used if is_pools(data) else 0
+
+
+def instance_words(data: Data, phase: str) -> str:
+    """`3 instances of 4 GPUs`."""
+    found = data["phases"][phase]
+    instances = counted(found["instances"], "instance")
+    return f"{instances} of {counted(found['gpus'], 'GPU')}"
+
+
+def batch_words(data: Data, phase: str) -> str:
+    """`steps of 8`; of each stage, if there are several."""
+    many = assignment(data, phase)["stages"] > 1
+    return f"steps of {data['phases'][phase]['batch']}" + (" a stage" if many else "")
+
+
+def memory_parts(data: Data, phase: str | None = None) -> dict[str, float]:
+    """Bytes per GPU by what fills them, summing to the peak; of the fullest phase."""
+    held = data["metrics"] if phase is None else data["phases"][phase]
     first = "weights" if data["workload"] else "arguments and results"
-    parts = {first: metrics["weight_bytes"], "KV cache": metrics["cache_bytes"]}
-    parts["activations"] = max(0.0, metrics["peak_bytes"] - sum(parts.values()))
+    parts = {first: held["weight_bytes"], "KV cache": held["cache_bytes"]}
+    parts["activations"] = max(0.0, held["peak_bytes"] - sum(parts.values()))
     return {name: nbytes for name, nbytes in parts.items() if nbytes}
+
+
+def memory_words(data: Data, phase: str | None = None) -> str:
+    """`weights 40.0 GB, KV cache 15.0 GB`, per GPU; of the fullest phase by default."""
+    parts = memory_parts(data, phase)
+    return ", ".join(f"{name} {size(nbytes)}" for name, nbytes in parts.items())
 
 
 def workload_words(data: Data) -> str:
@@ -177,17 +218,25 @@ def workload_words(data: Data) -> str:
     return ", ".join(words)
 
 
-def degree_words(data: Data) -> str:
+def degree_words(data: Data, phase: str | None = None) -> str:
     """Degrees above 1 in words; a function's axes have no such names."""
-    degrees = data["degrees"]
+    degrees = data["phases"][phase or main_phase(data)]["degrees"]
     words = [counted(degrees["pp"], "pipeline stage")] if degrees["pp"] > 1 else []
     words += [
         f"{degrees[name]}-way {word}"
         for name, word in _DEGREE_WORDS.items()
         if degrees[name] > 1
     ]
-    listed = ", ".join(f"{name} {degrees[name]}" for name in ("pp", *_DEGREE_WORDS))
-    return f"{' x '.join(words) or 'one GPU'} ({listed})"
+    shown = ["pp", *_DEGREE_WORDS]
+    text = " x ".join(words) or "one GPU"
+    experts = [
+        f"{degrees[name]}-way {word}"
+        for name, word in _EXPERT_WORDS.items()
+        if degrees[name] > 1
+    ]
+    if experts:
+        text, shown = f"{text}, experts {' x '.join(experts)}", [*shown, *_EXPERT_WORDS]
+    return f"{text} ({', '.join(f'{name} {degrees[name]}' for name in shown)})"
 
 
 def link_words(inside: bool, data: Data) -> str:
@@ -198,9 +247,17 @@ def link_words(inside: bool, data: Data) -> str:
     return f"across nodes ({cluster['inter']['name']})"
 
 
-def mesh_words(data: Data) -> str:
+def stage_words(data: Data, phase: str | None = None) -> str:
+    """`2, handing over across nodes (...)`; "" without pipeline stages."""
+    found = assignment(data, phase)
+    if found["stages"] == 1:
+        return ""
+    return f"{found['stages']}, handing over {link_words(found['stages_inside'], data)}"
+
+
+def mesh_words(data: Data, phase: str | None = None) -> str:
     """Axes with their sizes, by link: `x=2 across nodes (...), y=8 inside a node`."""
-    axes = data["assignment"]["axes"]
+    axes = assignment(data, phase)["axes"]
     words = []
     for inside in (False, True):
         named = [f"{a['name']}={a['size']}" for a in axes if a["inside"] == inside]
@@ -228,7 +285,8 @@ def search_words(data: Data) -> str:
 def op_rows(data: Data, *, values: bool = False) -> list[OpRow]:
     """Operators in program order; with `values`, other nodes that are no arguments."""
     kinds = {p["name"]: p["kind"] for p in data["metrics"]["breakdown"]}
-    states = data["assignment"]["states"]
+    found = {phase: assignment(data, phase) for phase in data["phase_order"]}
+    states = {phase: own["states"][phase] for phase, own in found.items()}
     arguments = {path for p in data["phases"].values() for path, _ in p["in_specs"]}
     # of the file only the breakdown is in program order; what takes no time comes last
     names = dict.fromkeys([*kinds, *sorted(set().union(*states.values()))])
@@ -240,23 +298,26 @@ def op_rows(data: Data, *, values: bool = False) -> list[OpRow]:
         if not (is_op or values):
             continue
         group, _, short = name.rpartition("/")
-        found = tuple(
-            sharded(states[phase][name], data) if name in states[phase] else None
-            for phase in data["phase_order"]
+        cells = tuple(
+            sharded(nodes[name], found[phase]["axes"]) if name in nodes else None
+            for phase, nodes in states.items()
         )
-        rows.setdefault((group, found), []).append(short)
+        rows.setdefault((group, cells), []).append(short)
     return [
         OpRow(
             group=group,
             names=tuple(names),
-            sharded=dict(zip(data["phase_order"], found, strict=True)),
+            sharded=dict(zip(data["phase_order"], cells, strict=True)),
         )
-        for (group, found), names in rows.items()
+        for (group, cells), names in rows.items()
     ]
 
 
 def argument_rows(data: Data, key: str = "in_specs") -> list[ArgumentRow]:
-    """Arguments (`key` "out_specs": results) of all phases, those alike in one row."""
+    """Arguments (`key` "out_specs": results) of all phases, those alike in one row.
+
+    With pools, axes of one name are others in each phase, so no two share a row.
+    """
     paths: dict[tuple, dict[str, None]] = {}
     phases: dict[tuple, dict[str, None]] = {}
     dims: dict[tuple, tuple[str, ...]] = {}
@@ -266,7 +327,8 @@ def argument_rows(data: Data, key: str = "in_specs") -> list[ArgumentRow]:
             spec = tuple(_axes(entry) for entry in entries)
             names = tuple(found["dims"].get(path, ()))
             # a list of layers has a path per layer: "params/layers/0/query"
-            row = (re.sub(r"(?<=/)\d+(?=/)", "*", path), spec, len(names))
+            shown = re.sub(r"(?<=/)\d+(?=/)", "*", path)
+            row = (shown, spec, len(names), phase if is_pools(data) else "")
             paths.setdefault(row, {})[path] = None
             phases.setdefault(row, {})[phase] = None
             dims.setdefault(row, names)

@@ -70,7 +70,7 @@ def plan_html(data: Data) -> str:
     sections = [
         _headline(data),
         _cards(data),
-        _mesh(data),
+        _meshes(data),
         _operators(data),
         _arguments(data),
         _time(data),
@@ -87,10 +87,11 @@ def _headline(data: Data) -> str:
     chip = data["cluster"]["chip"]["name"]
     cluster = f"{facts.cluster_name(data)} ({facts.num_gpus(data)} x {chip})"
     lines = [facts.workload_words(data)]
-    if data["workload"]:
+    if data["workload"] and not facts.is_pools(data):
         lines.append(facts.degree_words(data))
     words = "<br>".join(escape(line) for line in lines if line)
-    head = f"{escape(facts.title(data))} on {escape(cluster)}"
+    how = ", as pools" if facts.is_pools(data) else ""
+    head = f"{escape(facts.title(data))} on {escape(cluster)}{how}"
     return _div("lts-title", head) + (_div("lts-dim", words) if words else "")
 
 
@@ -119,30 +120,49 @@ def _cards(data: Data) -> str:
                 continue
             share = None if limit_ms is None else reached_s * 1e3 / limit_ms
             note = "no limit" if limit_ms is None else f"limit {limit_ms:g} ms"
+            if name == "ttft" and metrics["kv_transfer_s"] is not None:
+                note += f"; KV transfer {milliseconds(metrics['kv_transfer_s'])}"
             cards.append(_card(name.upper(), milliseconds(reached_s), note, share))
         requests = counted(metrics["concurrency"], "request")
         cards.append(_card("Concurrency", requests, "in flight"))
     peak, usable = metrics["peak_bytes"], facts.usable_bytes(data)
-    parts = ", ".join(
-        f"{name} {size(nbytes)}" for name, nbytes in facts.memory_parts(data).items()
-    )
-    note = f"of {size(usable)}: {parts}"
+    note = f"of {size(usable)}: {facts.memory_words(data)}"
     cards.append(_card("Memory per GPU", size(peak), note, peak / usable))
     note = "from a proven bound"
     cards.append(_card("Gap at most", percent(data["gap"]), note))
     return _div("lts-cards", "".join(cards))
 
 
-def _badge(name: str, data: Data) -> str:
-    names = [axis["name"] for axis in data["assignment"]["axes"]]
+def _badge(name: str, data: Data, phase: str) -> str:
+    names = [axis["name"] for axis in facts.assignment(data, phase)["axes"]]
     colour = axis_colour(names.index(name))
     return f'<span class="lts-axis" style="background:{colour}">{escape(name)}</span>'
 
 
-def _mesh(data: Data) -> str:
-    assignment = data["assignment"]
+def _meshes(data: Data) -> str:
+    """The mesh, or that of an instance of every pool."""
+    if not facts.is_pools(data):
+        return _mesh(data, facts.main_phase(data), "Mesh")
+    parts = []
+    for phase in data["phase_order"]:
+        found = data["phases"][phase]
+        words = (
+            facts.degree_words(data, phase),
+            f"{facts.batch_words(data, phase)} in {duration(found['step_time_s'])}",
+            f"{found['requests_per_s']:,.2f} requests/s in all",
+            f"{facts.memory_words(data, phase)} per GPU",
+        )
+        head = f"{phase}: {facts.instance_words(data, phase)}"
+        parts.append(_mesh(data, phase, head, "; ".join(words)))
+    if idle := facts.idle_gpus(data):
+        parts.append(_div("lts-dim", f"{counted(idle, 'GPU')} idle"))
+    return "".join(parts)
+
+
+def _mesh(data: Data, phase: str, head: str, words: str = "") -> str:
+    assignment = facts.assignment(data, phase)
     entries = [
-        (_badge(axis["name"], data), axis["size"], axis["inside"])
+        (_badge(axis["name"], data, phase), axis["size"], axis["inside"])
         for axis in assignment["axes"]
     ]
     if assignment["stages"] > 1:
@@ -152,17 +172,18 @@ def _mesh(data: Data) -> str:
         f"<span>{badge}{size} {escape(facts.link_words(inside, data))}</span>"
         for badge, size, inside in entries
     )
-    return _div("lts-head", "Mesh") + _div("lts-legend", legend) + mesh_svg(data)
+    heading = _div("lts-head", escape(head)) + _div("lts-dim", escape(words))
+    return heading + _div("lts-legend", legend) + mesh_svg(data, phase)
 
 
-def _chips(found: Sharded | None, data: Data) -> str:
+def _chips(found: Sharded | None, data: Data, phase: str) -> str:
     if found is None:
         return "-"
     if not found:
         return '<span class="lts-dim">replicated</span>'
     return "".join(
         f'<span class="lts-chip">{escape(name)}'
-        + "".join(_badge(axis, data) for axis in axes)
+        + "".join(_badge(axis, data, phase) for axis in axes)
         + "</span>"
         for name, axes in found
     )
@@ -180,7 +201,7 @@ def _operators(data: Data) -> str:
     cells = []
     for row in facts.op_rows(data):
         cells.append(_op_label(row))
-        cells += [_chips(row.sharded[phase], data) for phase in phases]
+        cells += [_chips(row.sharded[phase], data, phase) for phase in phases]
     columns = f"minmax(120px,300px) repeat({len(phases)},auto)"
     head = _div("lts-head", "What each mesh axis shards")
     return head + _grid(columns, ("operators", *phases), cells)
@@ -200,7 +221,7 @@ def _arguments(data: Data) -> str:
         partial = len(row.phases) < len(data["phase_order"])
         only = f" ({', '.join(row.phases)})" if partial else ""
         cells.append(f"<code>{escape(row.path + only)}</code>")
-        cells.append(_chips(row.sharded, data))
+        cells.append(_chips(row.sharded, data, row.phases[-1]))
         cells.append(f"<code>{escape(row.partition_spec)}</code>")
     summary = f"Sharded arguments: {counted(len(rows), 'spec')}"
     header = ("path", "shards", "PartitionSpec")

@@ -103,19 +103,43 @@ def _headline(data: Data) -> str:
     chip = data["cluster"]["chip"]["name"]
     on = f"{facts.cluster_name(data)} ({facts.num_gpus(data)} x {chip})"
     words = facts.workload_words(data)
-    return f"{facts.title(data)} on {on}" + (f"\n{words}" if words else "")
+    how = ", as pools" if facts.is_pools(data) else ""
+    return f"{facts.title(data)} on {on}{how}" + (f"\n{words}" if words else "")
 
 
 def _degrees(data: Data, width: int) -> str:
-    assignment = data["assignment"]
+    if facts.is_pools(data):
+        return _pools(data, width)
     rows = []
     if data["workload"]:
         rows.append(("Degrees", facts.degree_words(data)))
-    if assignment["stages"] > 1:
-        where = facts.link_words(assignment["stages_inside"], data)
-        rows.append(("Stages", f"{assignment['stages']}, handing over {where}"))
+    if stages := facts.stage_words(data):
+        rows.append(("Stages", stages))
     rows.append(("Mesh", facts.mesh_words(data)))
     return table_text(rows, width)
+
+
+def _pools(data: Data, width: int) -> str:
+    """Instances, mesh and step of every phase, a column each."""
+    columns = [
+        {
+            "": phase,
+            "instances": facts.instance_words(data, phase),
+            "degrees": facts.degree_words(data, phase),
+            "stages": facts.stage_words(data, phase),
+            "mesh": facts.mesh_words(data, phase),
+            "batch": facts.batch_words(data, phase),
+            "step": duration(data["phases"][phase]["step_time_s"]),
+            "serves": f"{data['phases'][phase]['requests_per_s']:,.2f} requests/s",
+            "memory": facts.memory_words(data, phase),
+        }
+        for phase in data["phase_order"]
+    ]
+    rows = [[name, *(column[name] for column in columns)] for name in columns[0]]
+    rows = [row for row in rows if any(row[1:])]
+    if idle := facts.idle_gpus(data):
+        rows.append(["idle", counted(idle, "GPU")])
+    return _section("Pools", table_text(rows, width - 2))
 
 
 def _predicted(data: Data, width: int) -> str:
@@ -135,22 +159,21 @@ def _predicted(data: Data, width: int) -> str:
                 if limit_ms is not None:
                     share = reached_s * 1e3 / limit_ms
                     limit = f"limit {limit_ms:g} ms, {percent(share)} of it"
+                if name == "ttft" and metrics["kv_transfer_s"] is not None:
+                    limit += f"; KV transfer {milliseconds(metrics['kv_transfer_s'])}"
                 rows.append((name.upper(), milliseconds(reached_s), limit))
-        batches = ", ".join(
-            f"{phase} steps of {data['phases'][phase]['batch']}"
-            for phase in data["phase_order"]
-        )
-        if data["assignment"]["stages"] > 1:
-            batches += " a stage"
+        batches = "in all decode instances"
+        if not facts.is_pools(data):
+            batches = ", ".join(
+                f"{phase} {facts.batch_words(data, phase)}"
+                for phase in data["phase_order"]
+            )
         requests = counted(metrics["concurrency"], "request")
         rows.append(("concurrency", requests, batches))
     peak, usable = metrics["peak_bytes"], facts.usable_bytes(data)
     share = f"limit {size(usable)}, {percent(peak / usable)} of it"
     rows.append(("memory per GPU", size(peak), share))
-    parts = ", ".join(
-        f"{name} {size(nbytes)}" for name, nbytes in facts.memory_parts(data).items()
-    )
-    rows.append(("", "", parts))
+    rows.append(("", "", facts.memory_words(data)))
     return _section("Predicted", table_text(rows, width - 2, right=[1]))
 
 

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lts.graph import NodeKind
-from lts.tracing.decide import DECIDE, OpRule, unsupported
-from lts.tracing.flatten import Equation, FlatProgram, Tensor
+from lts.tracing.decide import DECIDE, unsupported
+from lts.tracing.flatten import Equation, FlatProgram, Path, Tensor
 from lts.tracing.follow import (
     ELEMENTWISE,
     FOLLOW,
@@ -24,6 +24,7 @@ from lts.tracing.follow import (
     units_of,
 )
 from lts.tracing.groups import Groups
+from lts.tracing.op_rule import OpRule
 
 DimMap = tuple[int | None, ...]
 """Per dim of one array, the dim of another that is the same index, or None."""
@@ -46,6 +47,7 @@ class Crossing:
     target: Tensor
     dims: DimMap  # per dim of the source, the dim of the target
     trips: int
+    broadcast: Path | None = None  # equation that widens the source on its way
 
 
 @dataclass(kw_only=True)
@@ -80,7 +82,8 @@ class _Builder:
         self.draft = draft
         self.groups = draft.groups
         self.on_unknown = on_unknown
-        self.pending: dict[int, tuple[Tensor, DimMap]] = {}  # map: per dim of itself
+        # Source, map per dim of the pending array, equation that broadcast it first.
+        self.pending: dict[int, tuple[Tensor, DimMap, Path]] = {}
         self.names: dict[str, int] = {}
         self.weights: set[int] = set()  # tensors that are made of parameters alone
 
@@ -130,17 +133,30 @@ class _Builder:
             return
         self.groups.add(tensor)
         if tensor.index in self.pending:
-            source, dims = self.pending.pop(tensor.index)
-            self.cross(source, tensor, dims, trips)
+            source, dims, path = self.pending.pop(tensor.index)
+            self.cross(source, tensor, dims, trips, path)
 
-    def cross(self, source: Tensor, target: Tensor, dims: DimMap, trips: int) -> None:
+    def cross(
+        self,
+        source: Tensor,
+        target: Tensor,
+        dims: DimMap,
+        trips: int,
+        broadcast: Path | None = None,
+    ) -> None:
         """Record that `source` meets `target`; `dims`: per dim of the target."""
         back: list[int | None] = [None] * len(source.shape)
         for j, i in enumerate(dims):
             if i is not None:
                 back[i] = j
         self.draft.crossings.append(
-            Crossing(source=source, target=target, dims=tuple(back), trips=trips)
+            Crossing(
+                source=source,
+                target=target,
+                dims=tuple(back),
+                trips=trips,
+                broadcast=broadcast,
+            )
         )
 
     def elementwise(self, eq: Equation) -> None:
@@ -169,18 +185,25 @@ class _Builder:
             for tensor in waiting:
                 self.meet(*self.origin(tensor, out), out, eq.trips)
 
-    def origin(self, tensor: Tensor, out: Tensor) -> tuple[Tensor, DimMap]:
+    def origin(self, tensor: Tensor, out: Tensor) -> tuple[Tensor, DimMap, Path | None]:
         """Where a smaller operand comes from; per dim of `out`, the dim there."""
         dims = [
             i if n == m else None
             for i, (n, m) in enumerate(zip(tensor.shape, out.shape, strict=True))
         ]
         if tensor.index not in self.pending:
-            return tensor, tuple(dims)
-        source, inner = self.pending[tensor.index]
-        return source, tuple(None if i is None else inner[i] for i in dims)
+            return tensor, tuple(dims), None
+        source, inner, path = self.pending[tensor.index]
+        return source, tuple(None if i is None else inner[i] for i in dims), path
 
-    def meet(self, source: Tensor, dims: DimMap, out: Tensor, trips: int) -> None:
+    def meet(
+        self,
+        source: Tensor,
+        dims: DimMap,
+        broadcast: Path | None,
+        out: Tensor,
+        trips: int,
+    ) -> None:
         """A broadcast array joins `out`: free if it came from the same value."""
         same_group = self.groups.group(source) == self.groups.group(out)
         same_dims = all(
@@ -194,7 +217,7 @@ class _Builder:
             pairs = [(i, j) for j, i in enumerate(dims) if i is not None]
             if self.groups.unify(source, out, pairs):
                 return
-        self.cross(source, out, dims, trips)
+        self.cross(source, out, dims, trips, broadcast)
 
     def broadcast(self, eq: Equation) -> None:
         """The result is pending, unless it is no larger than the operand."""
@@ -205,14 +228,14 @@ class _Builder:
         dims: list[int | None] = [None] * len(out.shape)
         for i, j in pairs:
             dims[j] = i
-        source = operand
+        source, path = operand, eq.path
         if operand.index in self.pending:
-            source, inner = self.pending[operand.index]
+            source, inner, path = self.pending[operand.index]
             dims = [None if i is None else inner[i] for i in dims]
         elif math.prod(operand.shape) == math.prod(out.shape):
             self.groups.unify(operand, out, pairs)
             return
-        self.pending[out.index] = (source, tuple(dims))
+        self.pending[out.index] = (source, tuple(dims), path)
 
     def follow(self, eq: Equation) -> None:
         """Layout operations, reductions: the result joins its operands' group."""
@@ -272,6 +295,8 @@ class _Builder:
         for i, j in rule.ties:
             dims = range(len(eq.ins[i].shape))
             self.groups.unify(eq.ins[j], eq.ins[i], zip(dims, dims, strict=True))
+        if rule.note and rule.note not in self.draft.notes:
+            self.draft.notes.append(rule.note)
         base = eq.name or f"{eq.source or 'op'} {eq.primitive}"
         count = self.names[base] = self.names.get(base, 0) + 1
         name = base if count == 1 else f"{base}#{count}"

@@ -9,51 +9,14 @@ must stay whole. One rule per primitive, in the dict `DECIDE`; users add theirs 
 import math
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 
+from lts.tracing.expert_rules import expert_ffn, ragged_dot
 from lts.tracing.flatten import Equation, Tensor
+from lts.tracing.op_rule import OpRule, Rule
 
 
 class UnsupportedOpError(NotImplementedError):
     """A primitive has no sharding rule; the message says how to register one."""
-
-
-@dataclass(kw_only=True)
-class OpRule:
-    """Factors of one equation; `None` marks a dim of extent 1.
-
-    Attributes:
-      sizes: extent of every factor.
-      operands, results: per array, the factor on each dim.
-      blocked: factors that must not be sharded.
-      pairs: two factors that one mesh axis may shard at once.
-      ties: pairs of operands that have one layout (values and their scales).
-      flops: arithmetic of one execution.
-    """
-
-    sizes: list[int] = field(default_factory=list)
-    operands: list[list[int | None]] = field(default_factory=list)
-    results: list[list[int | None]] = field(default_factory=list)
-    blocked: set[int] = field(default_factory=set)
-    pairs: list[tuple[int, int]] = field(default_factory=list)
-    ties: list[tuple[int, int]] = field(default_factory=list)
-    flops: float = 0.0
-
-    def add(self, size: int, *, blocked: bool = False) -> int:
-        """A new factor of extent `size`; returns its number."""
-        self.sizes.append(size)
-        if blocked:
-            self.blocked.add(len(self.sizes) - 1)
-        return len(self.sizes) - 1
-
-    def reductions(self) -> set[int]:
-        """Factors of operands that no result has."""
-        kept = {factor for dims in self.results for factor in dims}
-        seen = {factor for dims in self.operands for factor in dims}
-        return {factor for factor in seen - kept if factor is not None}
-
-
-Rule = Callable[[Equation], OpRule]
 
 
 def _dot_general(eq: Equation) -> OpRule:
@@ -160,41 +123,13 @@ def _mixing(dim_of: Callable[[Equation], int]) -> Rule:
     return rule_of
 
 
-def _expert_ffn(eq: Equation) -> OpRule:
-    """A mixture of experts: tokens pass through, experts and their hidden are sums.
-
-    An axis may also shard tokens and experts together: each token then travels to the
-    devices that hold its experts, and back. Operands as `lts.models.experts` has them.
-    """
-    x, weight = eq.ins[0].shape, eq.ins[1].shape
-    scaled = len(eq.ins) in (7, 9)
-    matrices = eq.ins[3 :: 2 if scaled else 1]
-    experts, _, hidden = matrices[0].shape
-    rule = OpRule()
-    tokens: list[int | None] = [rule.add(n) for n in x[:-1]]
-    e, f = rule.add(experts), rule.add(hidden)
-    d, k = rule.add(x[-1], blocked=True), rule.add(weight[-1], blocked=True)
-    rule.operands = [[*tokens, d], [*tokens, k], [*tokens, k]]
-    for number in range(len(matrices)):
-        is_last = number == len(matrices) - 1  # which leads back
-        dims: list[int | None] = [e, f, d] if is_last else [e, d, f]
-        if scaled:
-            rule.ties.append((len(rule.operands), len(rule.operands) + 1))
-            rule.operands.append(list(dims))
-        rule.operands.append(list(dims))
-    rule.results = [[*tokens, d]]
-    rule.pairs = [(token, e) for token in tokens if token is not None]
-    pairs = math.prod(weight)
-    rule.flops = 2.0 * len(matrices) * pairs * x[-1] * hidden
-    return rule
-
-
-CALLS: dict[str, Rule] = {"expert_ffn": _expert_ffn}
+CALLS: dict[str, Rule] = {"expert_ffn": expert_ffn}
 """Rules of functions that are one op when called under `jax.jit`, by name."""
 
 DECIDE: dict[str, Rule] = {
     "dot_general": _dot_general,
     "gather": _gather,
+    "ragged_dot_general": ragged_dot,
     "sort": _mixing(lambda eq: int(eq.params["dimension"])),
     "top_k": _mixing(lambda eq: int(eq.params.get("axis", -1))),
     **CALLS,

@@ -168,7 +168,7 @@ class Finisher:
         return dataclasses.replace(array, itemsize=origin.itemsize)
 
     def loaded_from(self, tensor: Tensor) -> Tensor | None:
-        """The weight or cache that elementwise work alone makes a tensor of, or None."""
+        """The weight or cache that elementwise work makes a tensor of, or None."""
         node = self.node_of(tensor)
         if node not in self.stored:
             return None

@@ -128,8 +128,8 @@ def _computes(eq: Equation) -> bool:
 def fuse_scores(ops: Sequence[Node], values: Sequence[Node]) -> list[Node]:
     """All nodes, with attention scores kept in registers, as fused kernels do.
 
-    The pattern: an array that one contraction writes and one reads, reduced in
-    between (softmax) along the index that the reader sums over.
+    The pattern: an array that contractions write (one, or several whose sum it is) and
+    one reads, reduced in between (softmax) along the index that the reader sums over.
     """
     nodes = [*ops, *values]
     writers: dict[int, list[int]] = defaultdict(list)
@@ -141,17 +141,19 @@ def fuse_scores(ops: Sequence[Node], values: Sequence[Node]) -> list[Node]:
             readers[operand.value].append(op.index)
     for value in values:
         wrote, read = writers[value.index], readers[value.index]
-        if len(wrote) != 1 or len(read) != 1 or value.leaves:
+        if not wrote or len(read) != 1 or value.leaves:
             continue
-        writer, reader = nodes[wrote[0]], nodes[read[0]]
+        reader = nodes[read[0]]
         summed = {f.label for f in reader.factors if f.reduction}
         reduced = {value.factors[f].label for r in value.reductions for f in r.reduced}
-        if not reduced & summed or writer.primitive != "dot_general":
+        products = all(nodes[i].primitive == "dot_general" for i in wrote)
+        if not reduced & summed or not products:
             continue
         nodes[value.index] = dataclasses.replace(value, kernels=())
-        nodes[writer.index] = dataclasses.replace(
-            writer, results=_unstreamed(writer.results, value.index)
-        )
+        for index in wrote:
+            writer = nodes[index]
+            results = _unstreamed(writer.results, value.index)
+            nodes[index] = dataclasses.replace(writer, results=results)
         nodes[reader.index] = dataclasses.replace(
             nodes[reader.index],
             operands=_unstreamed(nodes[reader.index].operands, value.index),

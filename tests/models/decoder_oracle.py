@@ -1,8 +1,8 @@
 """A decoder in plain numpy and float64: one request, all positions at once, no cache.
 
-Written from the definitions of the records in `lts.models.architecture`, with loops over
-heads and over tokens where the decoders have arrays, and without their second forms
-(absorbed attention, rings of positions, segments).
+Written from the definitions of the records in `lts.models.architecture`, with loops
+over heads and over tokens where the decoders have arrays, and without their second
+forms (absorbed attention, rings of positions, segments).
 """
 
 from collections.abc import Iterator
@@ -55,7 +55,7 @@ def run(model: Decoder, params, tokens: np.ndarray, prompt: int, cache_len: int)
 def assert_equals_the_oracle(
     model: Decoder, params, *, prompt: int, steps: int, cache_len: int
 ) -> None:
-    """Prefill and decode steps give the logits of the whole sequence's recomputation."""
+    """Prefill and decode steps give the logits of a recomputed sequence."""
     tokens = random_tokens(model.config, prompt + steps)
     found = run(model, params, tokens, prompt, cache_len)
     every = np.stack([reference_logits(model.config, params, row) for row in tokens])

@@ -1,266 +1,273 @@
-"""Reading config.json: what is accepted, and one clear line for what is not."""
+"""The record of a decoder: what it accepts, what a cache needs, and JSON and back."""
 
+import json
+from dataclasses import replace
+
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from lts.models import DecoderConfig, kv_bytes_per_token, read_config
-from lts.models.rope import LinearRope, Llama3Rope
+from lts.models import (
+    DecoderConfig,
+    cache_bytes,
+    config_from_dict,
+    config_to_dict,
+    dense_decoder,
+    kv_bytes_per_token,
+    load,
+    names,
+)
+from lts.models.architecture import (
+    DenseFfn,
+    ExpertFfn,
+    GroupedAttention,
+    LatentAttention,
+    Layer,
+    Quantization,
+    Rope,
+    Routing,
+)
+from lts.models.config import float_dtype
+from lts.models.rope import LinearRope, Llama3Rope, YarnRope
 
-LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "bos_token_id": 128000,
-    "hidden_act": "silu",
-    "hidden_size": 4096,
-    "initializer_range": 0.02,
-    "intermediate_size": 14336,
-    "max_position_embeddings": 131072,
-    "mlp_bias": False,
-    "model_type": "llama",
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "num_key_value_heads": 8,
-    "pretraining_tp": 1,
-    "rms_norm_eps": 1e-05,
-    "rope_scaling": None,
-    "rope_theta": 500000.0,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-    "use_cache": True,
-    "vocab_size": 128256,
-}
-QWEN3 = LLAMA | {
-    "model_type": "qwen3",
-    "head_dim": 128,
-    "max_window_layers": 36,
-    "sliding_window": None,
-    "use_sliding_window": False,
-}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
+GROUPED = GroupedAttention(num_heads=8, num_kv_heads=2, head_dim=16, rope=Rope(size=16))
+LATENT = LatentAttention(
+    num_heads=8,
+    query_rank=24,
+    kv_rank=32,
+    nope_dim=16,
+    value_dim=16,
+    rope=Rope(
+        size=8, scaling=YarnRope(factor=4.0, original_max_position_embeddings=64)
+    ),
+)
+EXPERTS = ExpertFfn(num_experts=8, top_k=2, size=64, routing=Routing(groups=4))
+DENSE = DenseFfn(size=128)
 
 
-def message_of(fields) -> str:
+def config_of(*layers: Layer, **changes) -> DecoderConfig:
+    fields = {
+        "name": "m",
+        "vocab_size": 32,
+        "hidden_size": 64,
+        "layers": layers,
+        "max_position_embeddings": 128,
+    }
+    return DecoderConfig(**fields | changes)
+
+
+def message_of(*layers: Layer, **changes) -> str:
     with pytest.raises(ValueError) as caught:
-        read_config(fields, "m")
+        config_of(*layers, **changes)
     text = str(caught.value)
     assert "\n" not in text and text.startswith("config of 'm'")
     return text
 
 
-def test_a_llama_config_is_read_whole():
-    config = read_config(LLAMA | {"rope_scaling": LLAMA3}, "m")
-    assert config == DecoderConfig(
+def test_a_dense_decoder_by_hand_is_equal_layers_of_grouped_attention():
+    config = dense_decoder(
         name="m",
-        vocab_size=128256,
-        hidden_size=4096,
-        intermediate_size=14336,
-        num_hidden_layers=32,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        head_dim=128,
-        max_position_embeddings=131072,
-        rms_norm_eps=1e-5,
-        rope_theta=500000.0,
-        rope_scaling=Llama3Rope(
-            factor=8.0,
-            low_freq_factor=1.0,
-            high_freq_factor=4.0,
-            original_max_position_embeddings=8192.0,
-        ),
-        dtype="bfloat16",
+        vocab_size=32,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=3,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=128,
+        rope_theta=5e5,
+        rope_scaling=LinearRope(factor=2.0),
+        qkv_bias=True,
+        qk_norm=True,
     )
-    assert config.queries_per_kv_head == 4
-
-
-def test_what_a_model_type_implies():
-    qwen3 = read_config(QWEN3 | {"head_dim": 64}, "m")
-    assert qwen3.qk_norm and qwen3.head_dim == 64 and not qwen3.qkv_bias
-    # Qwen2 files give a window's size beside the switch that turns it off.
-    fields = LLAMA | {
-        "model_type": "qwen2",
-        "sliding_window": 131072,
-        "use_sliding_window": False,
-        "layer_types": ["full_attention"] * 32,
-    }
-    qwen2 = read_config(fields, "m")
-    assert qwen2.qkv_bias and not qwen2.out_bias and not qwen2.qk_norm
-    biased = read_config(LLAMA | {"attention_bias": True}, "m")
-    assert biased.qkv_bias and biased.out_bias
-    mistral = read_config(
-        LLAMA | {"model_type": "mistral", "sliding_window": None}, "m"
-    )
-    assert not (mistral.qkv_bias or mistral.out_bias or mistral.qk_norm)
-
-
-def test_first_llama_files_have_a_kv_head_per_query_head():
-    fields = {k: v for k, v in LLAMA.items() if k != "num_key_value_heads"}
-    assert read_config(fields, "m").num_key_value_heads == 32
-    missing = message_of(fields | {"model_type": "mistral"})
-    assert "field 'num_key_value_heads' is missing" in missing
-
-
-def test_newer_files_keep_rotary_settings_and_dtype_elsewhere():
-    older = read_config(LLAMA | {"rope_scaling": LLAMA3, "torch_dtype": "float16"}, "m")
-    gone = ("rope_scaling", "rope_theta", "torch_dtype")
-    fields = {k: v for k, v in LLAMA.items() if k not in gone}
-    fields["rope_parameters"] = LLAMA3 | {"rope_theta": 500000.0}
-    assert read_config(fields | {"dtype": "float16"}, "m") == older
-    assert read_config(fields, "m").dtype == "bfloat16"
-
-
-def test_linear_and_default_rotary_scaling_are_read():
-    linear = LLAMA | {"rope_scaling": {"type": "linear", "factor": 2}}
-    assert read_config(linear, "m").rope_scaling == LinearRope(factor=2.0)
-    default = LLAMA | {"rope_scaling": {"rope_type": "default"}}
-    assert read_config(default, "m").rope_scaling is None
-
-
-def test_kv_bytes_count_keys_and_values_of_all_layers():
-    config = read_config(LLAMA, "m")
-    assert kv_bytes_per_token(config, "bfloat16") == 2 * 32 * 8 * 128 * 2 == 131072
-    assert kv_bytes_per_token(config) == 131072
-    assert kv_bytes_per_token(config, "float8_e4m3fn") == 65536
-
-
-@pytest.mark.parametrize(
-    "field",
-    [
-        "model_type",
-        "vocab_size",
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "max_position_embeddings",
-        "head_dim",
-        "num_key_value_heads",
-    ],
-)
-def test_a_missing_field_is_named(field):
-    fields = {k: v for k, v in QWEN3.items() if k != field}
-    assert f"field '{field}' is missing" in message_of(fields)
-    assert f"field '{field}' is missing" in message_of(fields | {field: None})
-
-
-@pytest.mark.parametrize(
-    "field",
-    ["hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"],
-)
-@pytest.mark.parametrize("value", [True, 32.0, "32", [32]])
-def test_a_non_integer_size_is_named(field, value):
-    for fields in (LLAMA, QWEN3):
-        expected = f"field '{field}' must be an integer, got {value!r}"
-        assert expected in message_of(fields | {field: value})
+    rope = Rope(size=16, theta=5e5, scaling=LinearRope(factor=2.0))
+    attention = replace(GROUPED, rope=rope, qkv_bias=True, qk_norm="head")
+    assert config == config_of(*[Layer(attention=attention, ffn=DENSE)] * 3)
+    assert config.num_hidden_layers == 3 and hash(config) == hash(replace(config))
+    (segment,) = config.segments
+    assert segment.depth == 3 and len(segment.unit) == 1
 
 
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"hidden_size": 0}, "field 'hidden_size' must be at least 1, got 0"),
-        ({"vocab_size": -5}, "field 'vocab_size' must be at least 1, got -5"),
-        ({"num_attention_heads": 0}, "field 'num_attention_heads' must be at least 1"),
+        ({"vocab_size": 0}, "field 'vocab_size' must be at least 1, got 0"),
+        ({"hidden_size": 64.0}, "field 'hidden_size' must be an integer, got 64.0"),
+        ({"rms_norm_eps": -1.0}, "field 'rms_norm_eps' must be a positive number"),
+        ({"dtype": "int8"}, "dtype must be one of bfloat16, float16, float32"),
         (
-            {"num_key_value_heads": 5},
-            "num_attention_heads (32) must be a multiple of num_key_value_heads (5)",
-        ),
-        ({"head_dim": 127}, "head_dim must be even for rotary embedding, got 127"),
-        ({"hidden_size": 4100}, "hidden_size (4100) is not a multiple of"),
-        ({"rms_norm_eps": "tiny"}, "'rms_norm_eps' must be a positive number"),
-        ({"rope_theta": 0}, "'rope_theta' must be a positive number, got 0"),
-        ({"torch_dtype": "int8"}, "dtype must be one of bfloat16, float16, float32"),
-        ({"tie_word_embeddings": 1}, "'tie_word_embeddings' must be true or false"),
-        ({"rope_scaling": 4}, "rope scaling must be an object"),
-        ({"rope_scaling": {"type": "linear"}}, "field 'factor' is missing"),
-        (
-            {"rope_scaling": LLAMA3 | {"factor": "8"}},
-            "field 'factor' must be a positive number, got '8'",
+            {"quantization": Quantization(dtype="int3", block=(1, 1))},
+            "quantized weights must be float8_e4m3fn or int4, got 'int3'",
         ),
         (
-            {"rope_scaling": LLAMA3 | {"high_freq_factor": 1.0}},
-            "high_freq_factor 1.0 must exceed low_freq_factor 1.0",
+            {"quantization": Quantization(dtype="int4", block=(0, 1))},
+            "field 'block' must be at least 1, got 0",
         ),
     ],
 )
-def test_a_bad_value_is_named(change, expected):
-    assert expected in message_of(LLAMA | change)
+def test_a_bad_value_of_a_decoder_is_named(change, expected):
+    assert expected in message_of(Layer(attention=GROUPED, ffn=DENSE), **change)
+
+
+def test_a_decoder_and_a_layer_cannot_be_empty():
+    assert "there must be at least one layer" in message_of()
+    empty = message_of(Layer(attention=None, ffn=None))
+    assert "a layer needs attention or a feed-forward part" in empty
 
 
 @pytest.mark.parametrize(
-    ("change", "expected"),
+    ("attention", "expected"),
     [
-        ({"num_experts": 8}, "mixture of experts (num_experts: 8)"),
-        ({"n_routed_experts": 256}, "mixture of experts (n_routed_experts: 256)"),
-        ({"num_local_experts": 8}, "mixture of experts (num_local_experts: 8)"),
-        ({"moe_intermediate_size": 768}, "mixture of experts"),
-        ({"kv_lora_rank": 512}, "latent attention (MLA) (kv_lora_rank: 512)"),
         (
-            {"quantization_config": {"quant_method": "fp8"}},
-            "quantized weights (quantization_config)",
+            replace(GROUPED, num_kv_heads=3),
+            "query heads (8) must be a multiple of KV heads (3)",
         ),
         (
-            {"use_sliding_window": True, "sliding_window": 4096},
-            "sliding-window attention (use_sliding_window: True)",
-        ),
-        ({"sliding_window": 4096}, "sliding-window attention (sliding_window: 4096)"),
-        (
-            {"layer_types": ["full_attention", "sliding_attention"]},
-            "layers other than full attention (layer_types: sliding_attention)",
+            replace(GROUPED, rope=Rope(size=15)),
+            "must be even and at most the head size (16), got 15",
         ),
         (
-            {"layer_types": ["linear_attention", "full_attention"]},
-            "layers other than full attention (layer_types: linear_attention)",
+            replace(GROUPED, rope=Rope(size=32)),
+            "must be even and at most the head size (16), got 32",
         ),
-        ({"linear_num_key_heads": 16}, "linear attention"),
-        ({"text_config": {"hidden_size": 8}}, "a nested text model (text_config)"),
-        ({"vision_config": {"depth": 8}}, "a vision or audio tower (vision_config)"),
-        ({"block_configs": [{"ffn": {}}]}, "blocks that differ by layer"),
-        ({"hidden_act": "gelu"}, "an activation other than silu (hidden_act: gelu)"),
-        ({"num_nextn_predict_layers": 1}, "multi-token prediction layers"),
-        ({"num_mtp_modules": 3}, "multi-token prediction layers (num_mtp_modules: 3)"),
-        ({"mlp_bias": True}, "biases in the MLP (mlp_bias: True)"),
-        ({"index_topk": 2048}, "sparse attention (index_topk: 2048)"),
-        ({"attention_chunk_size": 8192}, "chunked attention"),
-        ({"attn_logit_softcapping": 50.0}, "capped logits"),
-        ({"partial_rotary_factor": 0.5}, "partial rotary embedding"),
-        ({"use_qk_norm": True}, "query and key norms outside qwen3"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope scaling 'yarn'"),
-        ({"rope_scaling": {"type": "dynamic"}}, "rope scaling 'dynamic'"),
         (
-            {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
-            "rope scaling per layer type (full_attention)",
+            replace(GROUPED, rope=Rope(size=16, theta=0.0)),
+            "field 'rope_theta' must be a positive number, got 0.0",
+        ),
+        (replace(GROUPED, window=0), "field 'window' must be at least 1, got 0"),
+        (replace(GROUPED, chunked=True), "chunked attention needs a window, got None"),
+        (
+            replace(GROUPED, qk_norm="heads"),
+            "qk_norm must be one of none, head, layer, unit, got 'heads'",
+        ),
+        (
+            replace(GROUPED, query_scaling=(8192.0, 0.0)),
+            "field 'query_scaling' must be a positive number, got 0.0",
+        ),
+        (replace(LATENT, kv_rank=0), "field 'kv_rank' must be at least 1, got 0"),
+        (replace(LATENT, query_rank=0), "field 'query_rank' must be at least 1"),
+        (replace(LATENT, rope=Rope(size=7)), "must be even"),
+    ],
+)
+def test_attention_that_does_not_fit_together_is_refused(attention, expected):
+    assert expected in message_of(Layer(attention=attention, ffn=DENSE))
+
+
+@pytest.mark.parametrize(
+    ("ffn", "expected"),
+    [
+        (DenseFfn(size=0), "field 'size' must be at least 1, got 0"),
+        (
+            replace(EXPERTS, top_k=9),
+            "experts per token (9) must be at most the number of experts (8)",
+        ),
+        (
+            replace(EXPERTS, routing=Routing(groups=3)),
+            "expert groups (3) must divide the experts (8)",
+        ),
+        (
+            replace(EXPERTS, top_k=3, routing=Routing(groups=4)),
+            "experts per token (3) must be at most those of the 1 chosen groups (2)",
+        ),
+        (
+            replace(EXPERTS, top_k=1, routing=Routing(groups=8)),
+            "a group's score sums 2 experts, but a group has 1",
+        ),
+        (
+            replace(EXPERTS, routing=Routing(on_input=True)),
+            "weights on the input need one expert per token, not 2",
+        ),
+        (
+            replace(EXPERTS, shared_gated=True),
+            "a gate of the shared expert needs a shared expert",
+        ),
+        (
+            replace(EXPERTS, routing=Routing(scale=0.0)),
+            "field 'scale' must be a positive number, got 0.0",
         ),
     ],
 )
-def test_a_feature_that_changes_the_cost_is_refused_by_name(change, expected):
-    text = message_of(LLAMA | change)
-    assert expected in text and "not supported" in text
+def test_experts_that_do_not_fit_together_are_refused(ffn, expected):
+    assert expected in message_of(Layer(attention=GROUPED, ffn=ffn))
 
 
-def test_all_lacking_features_stand_in_one_line():
-    text = message_of(
-        LLAMA | {"model_type": "deepseek_v3", "n_routed_experts": 256, "q_lora_rank": 8}
+def test_kv_bytes_count_keys_and_values_or_the_latent_of_all_layers():
+    grouped, latent = (
+        Layer(attention=GROUPED, ffn=DENSE),
+        Layer(attention=LATENT, ffn=DENSE),
     )
-    assert "mixture of experts" in text and "latent attention" in text
+    bare = Layer(attention=None, ffn=DENSE)
+    assert kv_bytes_per_token(config_of(grouped, bare, grouped)) == 2 * 2 * 2 * 16 * 2
+    assert kv_bytes_per_token(config_of(latent)) == (32 + 8) * 2
+    assert kv_bytes_per_token(config_of(latent), "float8_e4m3fn") == 40
+    assert kv_bytes_per_token(load("deepseek-v3").config) == 61 * (512 + 64) * 2
 
 
-def test_features_that_are_switched_off_are_accepted():
-    off = {
-        "num_experts": 0,
-        "num_local_experts": None,
-        "quantization_config": None,
-        "num_nextn_predict_layers": 0,
-        "partial_rotary_factor": 1.0,
-        "mlp_only_layers": [],
-    }
-    assert read_config(LLAMA | off, "m") == read_config(LLAMA, "m")
+def test_a_layer_with_a_window_caches_no_more_than_the_window():
+    full = Layer(attention=GROUPED, ffn=DENSE)
+    sliding = Layer(attention=replace(GROUPED, window=10), ffn=DENSE)
+    config, row = config_of(sliding, full), 2 * 2 * 16 * 2
+    assert kv_bytes_per_token(config) == 2 * row
+    assert cache_bytes(config, 10) == 20 * row
+    assert cache_bytes(config, 100) == (10 + 100) * row
+    assert cache_bytes(config, 100, "float32") == 2 * (10 + 100) * row
 
 
-def test_other_model_types_are_refused_with_the_accepted_ones():
-    text = message_of(LLAMA | {"model_type": "gemma3_text"})
-    assert "'gemma3_text'" in text and "llama, mistral, qwen2, qwen3" in text
+def test_float_dtypes_are_given_by_name_or_are_the_config_s_own():
+    config = config_of(Layer(attention=GROUPED, ffn=DENSE), dtype="float16")
+    assert float_dtype(config, None) == np.dtype("float16")
+    assert float_dtype(config, "float8_e4m3fn") == jnp.dtype("float8_e4m3fn")
+    for bad in ("int8", "bf16", 4):
+        with pytest.raises(ValueError, match="need a floating-point dtype"):
+            float_dtype(config, bad)
+
+
+def test_every_model_of_the_zoo_survives_json():
+    for name in names():
+        config = load(name).config
+        text = json.dumps(config_to_dict(config))
+        assert config_from_dict(json.loads(text)) == config
+        assert len(text) < 3000, "equal layers stand once"
+
+
+def test_every_record_survives_json():
+    llama3 = Llama3Rope(
+        factor=8.0,
+        low_freq_factor=1.0,
+        high_freq_factor=4.0,
+        original_max_position_embeddings=8192.0,
+    )
+    turned = Rope(size=8, scaling=llama3)
+    scaled = replace(
+        GROUPED, rope=turned, window=4, chunked=True, query_scaling=(8.0, 0.5)
+    )
+    linear = replace(GROUPED, rope=Rope(size=16, scaling=LinearRope(factor=2.0)))
+    sparse = Layer(attention=scaled, ffn=EXPERTS)
+    config = config_of(
+        Layer(attention=linear, ffn=None),
+        *[sparse, Layer(attention=None, ffn=DenseFfn(size=8, gated=False))] * 5,
+        Layer(attention=LATENT, ffn=DENSE),
+        quantization=Quantization(dtype="int4", block=(32, 1), scope="experts"),
+        notes=("one", "two"),
+    )
+    data = json.loads(json.dumps(config_to_dict(config)))
+    assert config_from_dict(data) == config and hash(config_from_dict(data))
+    assert [segment["repeats"] for segment in data["layers"]] == [1, 5, 1]
+    assert [segment["unit"] for segment in data["layers"]] == [[0], [1, 2], [3]]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"vocab_sise": 8},
+        {"layer_kinds": []},
+        {"layers": [{"unit": [0]}]},
+        {"quantization": {"kind": "fp9"}},
+        {"hidden_size": 0},
+    ],
+)
+def test_data_that_is_no_decoder_config_is_refused_in_one_line(change):
+    data = config_to_dict(config_of(Layer(attention=GROUPED, ffn=DENSE))) | change
+    with pytest.raises(ValueError) as caught:
+        config_from_dict(data)
+    assert "config" in str(caught.value) and "\n" not in str(caught.value)

@@ -18,19 +18,28 @@ FIELDS = {
 }
 
 
-def test_the_zoo_has_the_dense_models_of_the_suite():
-    assert {
-        "llama-3.1-8b",
-        "llama-3.1-70b",
+def test_the_zoo_has_the_models_of_the_suite():
+    assert names() == (
+        "deepseek-v3",
+        "kimi-k2",
         "llama-3.1-405b",
-        "qwen3-8b",
+        "llama-3.1-70b",
+        "llama-3.1-8b",
+        "mixtral-8x22b",
+        "mixtral-8x7b",
+        "moe-1.6t",
+        "qwen3-235b-a22b",
         "qwen3-32b",
-    } <= set(names())
+        "qwen3-8b",
+        "switch-c-2048",
+    )
     for name in names():
         assert load(name).name == name
 
 
-@pytest.mark.parametrize("file", ["my-model.json", "my-model/config.json"])
+@pytest.mark.parametrize(
+    "file", ["my-model.json", "my-model/config.json", "my-model_config.json"]
+)
 def test_a_config_file_is_read_and_named_after_its_path(tmp_path, file):
     path = tmp_path / file
     path.parent.mkdir(exist_ok=True)
@@ -55,7 +64,7 @@ def test_an_unknown_name_offers_the_nearest():
         load("llama-3.1-7b")
     with pytest.raises(ValueError, match="did you mean qwen3-32b"):
         load("Qwen3-32B")
-    with pytest.raises(ValueError, match="unknown model 'zzz': have llama-3.1-405b"):
+    with pytest.raises(ValueError, match="unknown model 'zzz': have deepseek-v3, kimi"):
         load("zzz")
 
 
@@ -76,6 +85,18 @@ def test_a_bad_file_gives_one_line(tmp_path, content, message):
     with pytest.raises(ValueError, match=message) as caught:
         load(path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("prefix", ["", "my-model_"])
+def test_quantization_in_a_file_beside_the_config_is_not_missed(tmp_path, prefix):
+    path = tmp_path / f"{prefix}config.json"
+    path.write_text(json.dumps(FIELDS))
+    beside = tmp_path / f"{prefix}hf_quant_config.json"
+    beside.write_text(json.dumps({"quantization": {"quant_algo": "NVFP4"}}))
+    with pytest.raises(ValueError, match="quantization 'NVFP4' is not supported"):
+        load(path)
+    beside.write_text(json.dumps({"quantization": {}}))
+    assert load(path).config.quantization is None
 
 
 def test_a_folder_without_a_config_is_refused(tmp_path):

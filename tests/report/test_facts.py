@@ -30,7 +30,8 @@ def test_values_are_listed_on_demand_and_arguments_never(
 
 
 def test_axes_that_shard_one_factor_stand_together(served: dict[str, Any]) -> None:
-    assert facts.sharded(["heads", "heads"], served) == (("heads", ("x", "y")),)
+    axes = facts.assignment(served)["axes"]
+    assert facts.sharded(["heads", "heads"], axes) == (("heads", ("x", "y")),)
     assert facts.sharded_text((("heads", ("x", "y")),)) == "[heads@x*y]"
     assert facts.sharded_text(()) == "[]"
     assert facts.sharded_text(None) == "-"
@@ -97,7 +98,8 @@ def test_degrees_are_told_in_words(served: dict[str, Any]) -> None:
     assert words == (
         "2 pipeline stages x 4-way data x 2-way tensor (pp 2, dp 4, tp 2, cp 1)"
     )
-    served["degrees"] |= {"pp": 1, "dp": 1, "tp": 1}
+    one = {**served["degrees"], "pp": 1, "dp": 1, "tp": 1}
+    served["phases"]["decode"]["degrees"] = one
     assert facts.degree_words(served) == "one GPU (pp 1, dp 1, tp 1, cp 1)"
 
 
@@ -105,5 +107,51 @@ def test_axes_are_told_by_the_link_that_they_run_on(served: dict[str, Any]) -> N
     assert facts.mesh_words(served) == (
         "x=2 across nodes (InfiniBand-NDR400); y=4 inside a node (NVLink4)"
     )
-    served["assignment"]["axes"] = []
+    served["phases"]["decode"]["assignment"]["axes"] = []
     assert facts.mesh_words(served) == "one GPU"
+
+
+def test_pools_shard_by_axes_of_their_own(pooled: dict[str, Any]) -> None:
+    rows = {row.label: row.sharded for row in facts.op_rows(pooled)}
+    assert rows["attention: query, out"] == {
+        "prefill": (("heads", ("y",)),),
+        "decode": (("heads", ("x",)), ("batch", ("y",))),
+    }
+    assert facts.mesh_words(pooled, "prefill") == "y=2 inside a node (NVLink4)"
+    assert facts.mesh_words(pooled) == "x=2, y=2 inside a node (NVLink4)"
+
+
+def test_arguments_of_pools_share_no_row(pooled: dict[str, Any]) -> None:
+    pooled["phases"]["decode"]["in_specs"][0][1] = [None, "y"]
+    rows = [row for row in facts.argument_rows(pooled) if row.path == "params/embed"]
+    # the same words, but "y" is another axis
+    assert [row.phases for row in rows] == [("prefill",), ("decode",)]
+    assert {row.partition_spec for row in rows} == {"P(None, 'y')"}
+
+
+def test_instances_memory_and_idle_gpus_of_pools_are_told(
+    pooled: dict[str, Any], served: dict[str, Any]
+) -> None:
+    assert facts.instance_words(pooled, "prefill") == "3 instances of 2 GPUs"
+    assert facts.instance_words(pooled, "decode") == "1 instance of 8 GPUs"
+    assert facts.idle_gpus(pooled) == 16 - 3 * 2 - 8
+    assert facts.idle_gpus(served) == 0
+    assert facts.memory_parts(pooled, "prefill") == {
+        "weights": 40e9,
+        "KV cache": 5e9,
+        "activations": 5e9,
+    }
+    assert facts.memory_parts(pooled)["KV cache"] == 15e9
+
+
+def test_degrees_of_experts_are_told_where_they_are_split(
+    served: dict[str, Any],
+) -> None:
+    served["phases"]["decode"]["degrees"] = {
+        **{"pp": 1, "dp": 16, "tp": 1, "cp": 1},
+        **{"moe_tp": 2, "moe_ep": 8},
+    }
+    assert facts.degree_words(served) == (
+        "16-way data, experts 2-way tensor x 8-way expert (pp 1, dp 16, tp 1, cp 1, "
+        "moe_tp 2, moe_ep 8)"
+    )

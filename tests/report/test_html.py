@@ -53,13 +53,13 @@ def test_function_shows_its_step_time(plain: dict[str, Any]) -> None:
     assert "TTFT" not in page and "Tokens" not in page
 
 
-@pytest.mark.parametrize("plan", ["served", "plain"])
+@pytest.mark.parametrize("plan", ["served", "plain", "pooled"])
 def test_tags_are_closed_and_nothing_comes_from_elsewhere(
     plan: str, request: pytest.FixtureRequest
 ) -> None:
     page = plan_html(request.getfixturevalue(plan))
     tags = Tags(page)
-    assert tags.seen.count("svg") == 1
+    assert "svg" in tags.seen
     assert not {"script", "link", "img", "iframe", "object"} & set(tags.seen)
     assert "http" not in page and "url(" not in page and "@import" not in page
 
@@ -116,11 +116,38 @@ def test_picture_places_every_gpu_on_stage_and_axes(served: dict[str, Any]) -> N
     assert [f"node {i}" in picture for i in range(5)] == [True] * 4 + [False]
 
 
+def test_pools_have_a_picture_each_of_one_instance(pooled: dict[str, Any]) -> None:
+    page = plan_html(pooled)
+    assert Tags(page).seen.count("svg") == 2
+    assert "prefill: 3 instances of 2 GPUs" in page
+    assert "decode: 1 instance of 8 GPUs" in page
+    assert "2 GPUs idle" in page
+    assert "limit 1000 ms; KV transfer 12.5 ms" in page
+    titles = re.findall(r"<title>(.*?)</title>", mesh_svg(pooled, "prefill"))
+    assert titles == ["GPU 0: y=0", "GPU 1: y=1"]
+    titles = re.findall(r"<title>(.*?)</title>", mesh_svg(pooled, "decode"))
+    assert len(titles) == 8
+    # on nodes of 4 GPUs: 6 is on the second, 1 * 4 + 1 * 2 + 0
+    assert titles[6] == "GPU 6: stage=1, x=1, y=0"
+    assert "node 1" in mesh_svg(pooled, "decode")
+
+
+def test_chips_of_pools_take_colours_of_their_own_axes(pooled: dict[str, Any]) -> None:
+    """The prefill mesh has y only, so it is the first there and second in decode."""
+    page = plan_html(pooled)
+    first, second = (
+        f'<span class="lts-axis" style="background:{axis_colour(i)}">y</span>'
+        for i in range(2)
+    )
+    assert f'<span class="lts-chip">heads{first}</span>' in page
+    assert f'<span class="lts-chip">batch{second}</span>' in page
+
+
 def test_picture_of_a_large_cluster_is_cut_off_and_says_so(
     served: dict[str, Any],
 ) -> None:
     served["cluster"] = Cluster.preset("h100", 128, 8).to_dict()
-    served["assignment"]["axes"][0]["size"] = 128
+    served["phases"]["decode"]["assignment"]["axes"][0]["size"] = 128
     picture = mesh_svg(served)
     assert picture.count("<title>") == 32
     assert "and 124 more nodes, laid out alike" in picture

@@ -33,12 +33,34 @@ def test_served_plan_states_metrics_against_limits(served: dict[str, Any]) -> No
     assert "TTFT 250.0 ms limit 1000 ms, 25.0% of it" in lines
     assert "TPOT 12.5 ms no limit" in lines
     assert (
-        "concurrency 96 requests prefill steps of 8, decode steps of 48 a stage"
+        "concurrency 96 requests prefill steps of 8 a stage, decode steps of 48 a stage"
         in lines
     )
     # 84.9 GB of HBM less 10%
     assert "memory per GPU 60.0 GB limit 76.4 GB, 78.5% of it" in lines
     assert "weights 40.0 GB, KV cache 15.0 GB, activations 5.0 GB" in lines
+
+
+def test_pools_stand_side_by_side(pooled: dict[str, Any]) -> None:
+    lines = lines_of(pooled, width=140)
+    assert lines[0] == "tiny on h100:4x4 (16 x H100-SXM5-80GB), as pools"
+    for line in (
+        "prefill decode",
+        "instances 3 instances of 2 GPUs 1 instance of 8 GPUs",
+        "degrees 2-way tensor (pp 1, dp 1, tp 2, cp 1) 2 pipeline stages x 2-way data "
+        "x 2-way tensor (pp 2, dp 2, tp 2, cp 1)",
+        "stages 2, handing over across nodes (InfiniBand-NDR400)",
+        "mesh y=2 inside a node (NVLink4) x=2, y=2 inside a node (NVLink4)",
+        "batch steps of 8 steps of 48 a stage",
+        "step 200.0 ms 2.5 ms",
+        "serves 7.50 requests/s 6.28 requests/s",
+        "idle 2 GPUs",
+        "TTFT 250.0 ms limit 1000 ms, 25.0% of it; KV transfer 12.5 ms",
+        "concurrency 96 requests in all decode instances",
+        "params: embed (prefill) [hidden@y] P(None, 'y')",
+        "params: embed (decode) [hidden@x] P(None, 'x')",
+    ):
+        assert line in lines
 
 
 def test_bound_gap_and_search_are_stated(served: dict[str, Any]) -> None:
@@ -90,9 +112,13 @@ def test_function_has_a_step_time_and_no_serving_words(plain: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize("width", [72, 88, 140])
-def test_lines_keep_the_width(served: dict[str, Any], width: int) -> None:
-    served["notes"] = ["a long note " * 30]
-    text = plan_text(served, width=width, full=True)
+@pytest.mark.parametrize("plan", ["served", "pooled"])
+def test_lines_keep_the_width(
+    plan: str, width: int, request: pytest.FixtureRequest
+) -> None:
+    data = request.getfixturevalue(plan)
+    data["notes"] = ["a long note " * 30]
+    text = plan_text(data, width=width, full=True)
     assert max(map(len, text.splitlines())) <= width
 
 

@@ -49,8 +49,8 @@ class Family:
 
 
 _ONE_STACK = (
-    "the published Switch Transformer is an encoder and a decoder with relative position "
-    "biases; here its layers are one decoder stack with rotary embedding"
+    "the published Switch Transformer is an encoder and a decoder with relative "
+    "position biases; here its layers are one decoder stack with rotary embedding"
 )
 _MINIMAX_OFF = (
     "layernorm_full_attention_beta",
@@ -63,6 +63,7 @@ FAMILIES: dict[str, Family] = {
     "mistral": Family(layers=mistral),
     "phi3": Family(layers=phi3, eps=1e-5),
     "qwen2": Family(layers=qwen2),
+    "mimo": Family(layers=qwen2),
     "qwen3": Family(layers=qwen3),
     "seed_oss": Family(layers=seed_oss),
     "ernie4_5": Family(layers=ernie4_5, tied=True, eps=1e-5),
@@ -87,7 +88,7 @@ FAMILIES: dict[str, Family] = {
     "llama4_text": Family(layers=llama4, eps=1e-5),
     "switch_decoder": Family(layers=switch_decoder, notes=(_ONE_STACK,)),
 }
-# Text models beside a vision tower (in older files the tower stands in the same object).
+# Text models beside a vision tower, which in older files stands in the same object.
 # With text alone the three positions of their rotary embedding are one.
 FAMILIES |= {
     "qwen2_vl": FAMILIES["qwen2"],
@@ -107,4 +108,5 @@ NESTED = (
     "qwen3_vl",
     "qwen3_vl_moe",
 )
-"""Types whose files hold a text model of one of `FAMILIES` in `text_config`."""
+"""Types whose files hold a vision tower, and a text model of one of `FAMILIES` in
+`text_config`."""

@@ -42,6 +42,7 @@ def phi3(fields: Fields) -> tuple[Layer, ...]:
 
 def qwen2(fields: Fields) -> tuple[Layer, ...]:
     """Three biases by definition, and never one at the output."""
+    fields.ignore("attention_bias")
     return dense_layers(fields, _qwen_windows(fields, grouped(fields, qkv_bias=True)))
 
 

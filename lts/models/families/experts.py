@@ -28,7 +28,8 @@ def mixtral(fields: Fields) -> tuple[Layer, ...]:
         size=fields.size("intermediate_size"),
         routing=Routing(scores="softmax_of_chosen", normalised=False),
     )
-    attentions = all_or_none_windowed(fields, grouped(fields))
+    attention = grouped(fields, theta=1_000_000.0)
+    attentions = all_or_none_windowed(fields, attention)
     return expert_layers(fields, attentions, experts, _everywhere)
 
 
@@ -132,10 +133,11 @@ def ernie4_5_moe(fields: Fields) -> tuple[Layer, ...]:
         shared_size=size * fields.count("moe_num_shared_experts"),
         routing=Routing(scores="softmax", biased=True),
     )
-    first, step = fields.count("moe_layer_start_index"), "moe_layer_interval"
-    last, step = fields.get("moe_layer_end_index", -1), fields.size(step, 1)
     attentions = unwindowed(fields, attention)
-    last = len(attentions) - 1 if last == -1 else last
+    first, last = fields.count("moe_layer_start_index"), len(attentions) - 1
+    step = fields.size("moe_layer_interval", 1)
+    if fields.get("moe_layer_end_index", -1) != -1:
+        last = fields.count("moe_layer_end_index")
 
     def sparse(number: int) -> bool:
         return first <= number <= last and (number + 1) % step == 0

@@ -37,7 +37,9 @@ def grouped(
       theta, partial: of the rotary embedding where the file is silent (`read_rope`).
     """
     heads = fields.size("num_attention_heads")
-    head_dim = fields.size("head_dim", head_dim or _even_share(fields, heads))
+    if fields.get("head_dim") is None:
+        head_dim = head_dim or _even_share(fields, heads)
+    head_dim = fields.size("head_dim", head_dim)
     return GroupedAttention(
         num_heads=heads,
         num_kv_heads=fields.size("num_key_value_heads", kv_heads),
@@ -51,12 +53,12 @@ def grouped(
 
 def _even_share(fields: Fields, heads: int) -> int:
     hidden = fields.size("hidden_size")
-    if fields.get("head_dim") is None and hidden % heads:
+    if hidden % heads:
         raise fields.fault(
             f"hidden_size ({hidden}) is not a multiple of num_attention_heads "
             f"({heads}), so head_dim must be given"
         )
-    return hidden // heads or 1
+    return hidden // heads
 
 
 def layer_kinds(fields: Fields, default: Sequence[str]) -> Sequence[str]:
@@ -98,10 +100,10 @@ def all_or_none_windowed(
     """
     if "sliding_window" in fields.values:
         default = None
-    window = fields.get("sliding_window", default)
-    if window is not None:
-        attention = replace(attention, window=window)
-    kinds = [SLIDING if window else FULL] * fields.size("num_hidden_layers")
+    slides = fields.get("sliding_window", default) is not None
+    if slides:
+        attention = replace(attention, window=fields.size("sliding_window", default))
+    kinds = [SLIDING if slides else FULL] * fields.size("num_hidden_layers")
     if any(kind != kinds[0] for kind in layer_kinds(fields, kinds)):
         raise fields.fault(
             "layer_types that differ from sliding_window are not supported here"
@@ -125,7 +127,7 @@ def expert_layers(
     has_experts: Callable[[int], bool],
     dense_size: str = "intermediate_size",
 ) -> tuple[Layer, ...]:
-    """Layers with experts where `has_experts(number)`, else of the field `dense_size`."""
+    """Layers with experts where `has_experts(number)`, else dense of `dense_size`."""
     fields.only("hidden_act", "silu")
     sparse = [has_experts(number) for number in range(len(attentions))]
     fields.ignore(dense_size)

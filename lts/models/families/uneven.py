@@ -14,20 +14,13 @@ from lts.models.architecture import (
     Layer,
     Routing,
 )
+from lts.models.checks import check_number
 from lts.models.families.dense import rope_layers
 from lts.models.families.parts import CHUNKED, FULL, expert_layers, grouped
 from lts.models.fields import Fields
 
-# Blocks of nemotron-nas may ask for these; the decoders have none of them.
-_DECI_LACKING = (
-    "num_sink_tokens",
-    "window_length",
-    "unshifted_sink",
-    "use_prefill_window_in_sink_attention",
-    "replace_with_linear",
-    "sparsify",
-    "parallel_blocks",
-)
+# What a block of nemotron-nas may say; anything else that is on is not supported.
+_DECI_KNOWN = {"no_op", "n_heads_in_group", "ffn_mult", "intermediate_size"}
 _DECI_MULTIPLE = 256
 
 
@@ -105,8 +98,8 @@ def _deci_part(fields: Fields, block: Any, part: str) -> Mapping[str, Any] | Non
     own = block.get(part) if isinstance(block, Mapping) else None
     if not isinstance(own, Mapping):
         raise fields.fault(f"block_configs: a block has no '{part}'")
-    for field in _DECI_LACKING:
-        if own.get(field):
+    for field, value in own.items():
+        if value and field not in _DECI_KNOWN:
             raise fields.fault(f"block_configs: {field} in {part} is not supported")
     return None if own.get("no_op") else own
 
@@ -126,9 +119,10 @@ def _deci_attention(fields: Fields, own: Mapping[str, Any]) -> GroupedAttention:
 
 def _deci_size(fields: Fields, own: Mapping[str, Any]) -> int:
     """Two thirds of the multiple of hidden_size, rounded up to a multiple of 256."""
-    factor = own.get("ffn_mult")
-    if not isinstance(factor, int | float) or not factor > 0:
-        raise fields.fault(f"block_configs: ffn_mult must be positive, got {factor!r}")
+    if own.get("intermediate_size"):
+        return own["intermediate_size"]
+    factor: Any = own.get("ffn_mult")
+    check_number(factor, "block_configs: ffn_mult", fields.name)
     plain = int(2 * factor * fields.size("hidden_size") / 3)
     return -(-plain // _DECI_MULTIPLE) * _DECI_MULTIPLE
 
