@@ -13,6 +13,7 @@ factors, degrees, batches (sizes of a grid).
 from lts import models
 from lts.api import price, search
 from lts.hardware import Chip, Cluster, Link
+from lts.models.experts import expert_ffn
 from lts.phase import PhasePlan
 from lts.plan import Metrics, Plan
 from lts.prepare import NoFeasiblePlanError
@@ -33,6 +34,7 @@ __all__ = [
     "Problem",
     "UnsupportedOpError",
     "Workload",
+    "expert_ffn",
     "models",
     "price",
     "register_rule",

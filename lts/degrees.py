@@ -8,9 +8,10 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from lts.expert_roles import expert_degrees, expert_labels, expert_units
-from lts.graph import Node, NodeKind
+from lts.graph import Node, NodeKind, coverage
 from lts.pins import pin
 from lts.space import Space
+from lts.variables import Variable
 
 NAMES = ("pp", "dp", "tp", "cp", "moe_tp", "moe_ep")
 
@@ -32,9 +33,9 @@ def tensor_labels(space: Space, group: int) -> tuple[int, ...]:
     """Labels that tensor parallelism shards in a group, first choice first.
 
     Not those of the residual stream, nor what a router ranks (every score would be
-    gathered), and only those of some weight (of an argument, in a plain function); first the one that most ops of the group have (KV heads, then
-    query heads per KV head; the feed-forward index), and among these the one on most
-    weights.
+    gathered), and only those of some weight (of an argument, in a plain function);
+    first the one that most ops of the group have (KV heads, then query heads per KV
+    head; the feed-forward index), and among these the one on most weights.
     """
     hub = set().union(*(graph.hub_labels for graph in space.graphs.values()))
     ranked = _ranked_labels(space)
@@ -275,8 +276,9 @@ def _units(space: Space, group: int) -> dict[int, int]:
 def by_specs(space: Space, specs: Mapping[str, PartitionSpec]) -> np.ndarray:
     """The candidate in which arguments have given specs and ops follow them.
 
-    An op shards by an axis what its arguments of that axis shard; values inherit from
-    no role and follow the op that writes them.
+    An op shards by an axis what its arguments of that axis shard (tokens and experts at
+    once, if some shard the one and some the other); values inherit from no role and
+    follow the op that writes them.
 
     Raises:
       ValueError: as `lts.pins.pin`.
@@ -303,15 +305,34 @@ def by_specs(space: Space, specs: Mapping[str, PartitionSpec]) -> np.ndarray:
                     )
                     if i is not None and j is not None
                 }
-                order = [f.name for f in space.variables[ends[0]].factors]
-                there = [f.name for f in space.variables[ends[1]].factors]
+                here, there = (space.variables[end] for end in ends)
                 for axis in range(axes):
                     override = int(picks[place(ends[0], axis)])
-                    if override < 2 or picks[place(ends[1], axis)]:
+                    if override < 2:
                         continue
-                    name = names.get(order[override - 2])
-                    if name in there:
-                        picks[place(ends[1], axis)] = 2 + there.index(name)
+                    state = int(picks[place(ends[1], axis)]) - 1
+                    for part in _parts(here, override - 1):
+                        if part in names:
+                            state = _joined(there, state, names[part])
+                    picks[place(ends[1], axis)] = state + 1
         if (picks == before).all():
             break
     return picks
+
+
+def _parts(variable: Variable, state: int) -> list[str]:
+    """Names of the factors that a state shards."""
+    covered = coverage(variable.factors)[state]
+    return [variable.factors[i].name for i in np.flatnonzero(covered)]
+
+
+def _joined(variable: Variable, state: int, name: str) -> int:
+    """A state that shards `name` besides; the one given (-1: open) if none does."""
+    if state < 0:
+        names = [factor.name for factor in variable.factors]
+        return 1 + names.index(name) if name in names else state
+    wanted = {*_parts(variable, state), name}
+    for other in range(1, 1 + len(variable.factors)):
+        if variable.factors[other - 1].both and {*_parts(variable, other)} == wanted:
+            return other
+    return state

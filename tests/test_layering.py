@@ -27,6 +27,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("report",),
     ("plan",),
     ("build_plan",),
+    ("pools",),
     ("api",),
     ("cli",),
 )

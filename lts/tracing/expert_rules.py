@@ -70,7 +70,10 @@ def ragged_dot(eq: Equation) -> OpRule:
     out += [f for j, f in enumerate(right) if j not in (*contract_r, *batch_r, *groups)]
     counted: list[int | None] = [rule.add(n, blocked=True) for n in sizes]
     rule.operands, rule.results = [left, right, counted], [out]
-    rule.flops = 2.0 * math.prod(
-        n for i, n in enumerate(rule.sizes) if i in {*left, *out}
+    counts = [n for i, n in enumerate(rule.sizes) if i in {*left, *out}]
+    rule.flops = 2.0 * math.prod(counts)
+    rule.note = (
+        f"ragged_dot at {eq.source}: XLA splits no groups over devices, experts are "
+        "gathered where they are sharded; lts.expert_ffn sends tokens to them instead"
     )
     return rule

@@ -227,7 +227,7 @@ def test_float8_layers_equal_full_recomputation_with_dequantized_weights() -> No
     routing = Routing(scores="sigmoid", biased=True)
     experts = ExpertFfn(num_experts=4, top_k=2, size=16, shared_size=8, routing=routing)
     form = Quantization(dtype="float8_e4m3fn", block=(8, 4))
-    model = decoder_of((LATENT, experts), (FULL, DENSE), quantization=form)
+    model = decoder_of((LATENT, experts), quantization=form)
     params = random_params(model)
     assert_equals_the_oracle(model, params, prompt=5, steps=2, cache_len=8)
 
