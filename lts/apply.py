@@ -79,11 +79,18 @@ def matched_states(graph: OpGraph, states: Mapping[str, States]) -> list[np.ndar
 
 
 def _aliases(name: str) -> list[str]:
-    """Names that may stand for a node, nearest first: itself, the first of its name
-    (`attention/query#2:` -> `attention/query:`), and that without a layer's number."""
+    """Names that may stand for a node, nearest first.
+
+    Itself, the first of its name (`attention/query#2:` -> `attention/query:`), and that
+    without a layer's number: its last number (of several, the place in a unit of
+    layers comes first), or all of them.
+    """
     first = re.sub(r"#\d+", "", name)
-    without_layer = "/".join(p for p in first.split("/") if not p.isdigit())
-    return [name, first, without_layer]
+    parts = first.split("/")
+    numbers = [i for i, part in enumerate(parts) if part.isdigit()]
+    without_last = [part for i, part in enumerate(parts) if i not in numbers[-1:]]
+    without_any = [part for i, part in enumerate(parts) if i not in numbers]
+    return [name, first, "/".join(without_last), "/".join(without_any)]
 
 
 def phase_specs(

@@ -36,13 +36,14 @@ class Tensor:
     is_local: bool  # depends on no shardable array: computed by every device
 
     @property
-    def itemsize(self) -> int:
-        """Bytes per element; 4 for key types and other extended dtypes."""
-        return getattr(np.dtype(self.dtype), "itemsize", 4) if _plain(self) else 4
-
-
-def _plain(tensor: Tensor) -> bool:
-    return not jnp.issubdtype(tensor.dtype, jax.dtypes.extended)
+    def itemsize(self) -> float:
+        """Bytes per element, half a one for 4-bit types; 4 for extended dtypes."""
+        if jnp.issubdtype(self.dtype, jax.dtypes.extended):
+            return 4
+        for kind, info in ((jnp.floating, jnp.finfo), (jnp.integer, jnp.iinfo)):
+            if jnp.issubdtype(self.dtype, kind):
+                return info(self.dtype).bits / 8
+        return np.dtype(self.dtype).itemsize
 
 
 @dataclass(eq=False, kw_only=True)
@@ -318,7 +319,7 @@ def flatten(closed: Any, calls: Collection[str] = ()) -> FlatProgram:
         for var in closed.jaxpr.invars
     ]
     program.results = flattener.walk(closed, program.arguments, 1, (), ((), ""))
-    nbytes = sum(t.itemsize * int(np.prod(t.shape)) for t in program.constants)
+    nbytes = int(sum(t.itemsize * np.prod(t.shape) for t in program.constants))
     if nbytes > 2**20:
         program.notes.append(
             f"{nbytes:,} bytes of closed-over arrays are replicated on every device; "

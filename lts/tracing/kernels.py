@@ -105,7 +105,7 @@ def _fused(draft: Draft) -> list[tuple[list[Equation], list[Tensor]]]:
 
 def _main_value(placed: Sequence[tuple[Tensor, int]]) -> tuple[int, list[Tensor]]:
     """The value with most bytes of a kernel; small arrays of others are dropped."""
-    nbytes: dict[int, int] = defaultdict(int)
+    nbytes: dict[int, float] = defaultdict(float)
     for tensor, node in placed:
         nbytes[node] += tensor.itemsize * math.prod(tensor.shape)
     main = max(nbytes, key=lambda node: (nbytes[node], -node))

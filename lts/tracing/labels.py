@@ -171,10 +171,13 @@ def _grouped(graphs: Mapping[str, OpGraph]) -> dict[str, OpGraph]:
         hub |= {factor.label for factor in node.factors} if node is not None else set()
     ties = UnionFind()
     for phase, graph in graphs.items():
+        near = _nearest(graph, hub)
         for op in graph.ops:
-            for factor in op.factors:
-                if factor.label not in hub:
-                    ties.union(("op", phase, op.index), factor.label)
+            own = [factor.label for factor in op.factors if factor.label not in hub]
+            for label in own:
+                ties.union(("op", phase, op.index), label)
+            if op.index in near:
+                ties.union(("op", phase, op.index), ("op", phase, near[op.index]))
     by_root: dict = {}
     for phase, graph in graphs.items():
         for op in graph.ops:
@@ -197,6 +200,40 @@ def _grouped(graphs: Mapping[str, OpGraph]) -> dict[str, OpGraph]:
         )
         for phase, graph in graphs.items()
     }
+
+
+def _nearest(graph: OpGraph, hub: set[int]) -> dict[int, int]:
+    """For ops with indexes of the residual stream alone, an op whose role they take.
+
+    The first one that has others and that touches the same activations or caches: a
+    ranking follows the scores that it ranks.
+    """
+    joined = UnionFind()
+    touched: dict[int, list[int]] = {}
+    stream = hub_value(graph)
+    for edge in graph.edges:
+        ends = [graph.nodes[i] for i in (edge.source, edge.target)]
+        values = [n for n in ends if not n.is_op]
+        if any(n is stream or n.kind is NodeKind.PARAMETER for n in values):
+            continue
+        for node in ends[1:]:
+            if not ends[0].is_op and not node.is_op:
+                joined.union(ends[0].index, node.index)
+        for op in (n for n in ends if n.is_op):
+            touched.setdefault(op.index, []).extend(v.index for v in values)
+    labelled = {
+        op.index for op in graph.ops if any(f.label not in hub for f in op.factors)
+    }
+    found = {}
+    for op in graph.ops:
+        if op.index in labelled or not op.factors:
+            continue
+        own = {joined.find(value) for value in touched.get(op.index, ())}
+        for other in sorted(labelled):
+            if own & {joined.find(value) for value in touched.get(other, ())}:
+                found[op.index] = other
+                break
+    return found
 
 
 def _common_name(names: Sequence[str]) -> str:

@@ -12,8 +12,11 @@ from lts.cost.serving import (
     IMPOSSIBLE,
     LEAST_STEP_S,
     Outcome,
+    Priced,
     Step,
     colocated_outcome,
+    decode_outcome,
+    outcome_of,
     plain_outcome,
     prefill_outcome,
 )
@@ -162,6 +165,115 @@ def test_prefill_alone_reads_input_tokens() -> None:
     assert float(found.ttft_s[0]) == pytest.approx(0.4)
     assert float(found.peak_bytes[0]) == 100 + 5 + 3 * 16
     assert np.isnan(float(found.tpot_s[0]))
+
+
+def test_a_prefill_pool_counts_the_tokens_of_the_prompts_that_it_reads() -> None:
+    workload = Workload(input_len=100, output_len=11, ttft_ms=500)
+    found = prefill_outcome(
+        step([[0.1, 0.4]], [[1, 8]]),
+        jnp.array([0.0]),
+        jnp.array([0.0]),
+        jnp.array([2]),
+        workload,
+        jnp.array([4]),
+        USABLE,
+        jnp.array([[0.01, 0.02]]),
+    )
+    # two stages: a call starts whenever the first is free
+    assert float(found.objective[0]) == pytest.approx(2 * 8 / 0.4 * 11 / 4)
+    assert float(found.ttft_s[0]) == pytest.approx(0.42)
+
+
+def test_a_transfer_longer_than_a_call_is_what_limits_prefill() -> None:
+    workload = Workload(input_len=100, output_len=11)
+    found = prefill_outcome(
+        step([[0.4]], [[8]]),
+        jnp.array([0.0]),
+        jnp.array([0.0]),
+        jnp.array([2]),
+        workload,
+        jnp.array([4]),
+        USABLE,
+        jnp.array([[0.3]]),
+    )
+    assert float(found.objective[0]) == pytest.approx(8 / 0.3 * 11 / 4)
+    assert float(found.ttft_s[0]) == pytest.approx(0.7)
+
+
+def test_a_transfer_can_miss_the_limit_where_prefill_alone_does_not() -> None:
+    workload = Workload(input_len=100, output_len=11, ttft_ms=500)
+    found = prefill_outcome(
+        step([[0.1, 0.4]], [[1, 8]]),
+        jnp.array([0.0]),
+        jnp.array([0.0]),
+        jnp.array([1]),
+        workload,
+        jnp.array([4]),
+        USABLE,
+        jnp.array([[0.05, 0.2]]),
+    )
+    assert int(found.places[0][0]) == 0
+    assert float(found.violation[0]) == 0
+
+
+def decoding(times: Any, batches: Any, workload: Workload, **given: Any) -> Outcome:
+    return decode_outcome(
+        step(times, batches, active=given.get("active", 0.0)),
+        jnp.array([given.get("weights", 0.0)]),
+        jnp.array([given.get("cache", 0.0)]),
+        jnp.array([given.get("stages", 1)]),
+        workload,
+        jnp.array([given.get("gpus", 1)]),
+        USABLE,
+    )
+
+
+def test_a_decode_pool_follows_the_formula() -> None:
+    workload = Workload(input_len=100, output_len=11)
+    found = decoding([[0.02]], [[4]], workload, stages=2, gpus=4)
+    in_flight = 4 * 2
+    requests_per_s = in_flight / (10 * 0.02)
+    assert float(found.objective[0]) == pytest.approx(requests_per_s * 11 / 4)
+    assert float(found.tpot_s[0]) == pytest.approx(0.02)
+    assert float(found.concurrency[0]) == in_flight
+    assert np.isnan(float(found.ttft_s[0]))
+
+
+def test_a_decode_pool_takes_the_largest_batch_within_tpot_and_memory() -> None:
+    times, batches = [[0.010, 0.012, 0.014, 0.030]], [[1, 4, 8, 16]]
+    tight = Workload(input_len=100, output_len=101, tpot_ms=15)
+    found = decoding(times, batches, tight)
+    assert int(found.places[0][0]) == 2
+    full = {"weights": 400.0, "cache": 100.0, "active": 50.0}
+    found = decoding(times, batches, tight, **full)
+    assert int(found.places[0][0]) == 1  # eight caches would need 1250 bytes
+    assert float(found.peak_bytes[0]) == 400 + 100 * 4 + 50
+    impossible = Workload(input_len=100, output_len=101, tpot_ms=5)
+    found = decoding(times, batches, impossible)
+    assert float(found.violation[0]) == pytest.approx(np.log(2), rel=1e-5)
+
+
+def test_what_is_priced_says_how_it_is_served() -> None:
+    workload = Workload(input_len=100, output_len=11)
+    decode, prefill = step([[0.02]], [[4]]), step([[0.3]], [[2]])
+    zero, one = jnp.array([0.0]), jnp.array([1])
+
+    def outcome(steps: dict[str, Step], work: Workload | None = workload) -> float:
+        priced = Priced(
+            steps=steps,
+            held_bytes=zero,
+            weight_bytes=zero,
+            cache_bytes=zero,
+            stages=one,
+            num_gpus=one,
+        )
+        return float(outcome_of(priced, work, USABLE).objective[0])
+
+    both = {"prefill": prefill, "decode": decode}
+    assert outcome(both) == pytest.approx(4 * 11 / (10 * 0.02 + 4 * 0.3 / 2))
+    assert outcome({"prefill": prefill}) == pytest.approx(2 / 0.3 * 11)
+    assert outcome({"decode": decode}) == pytest.approx(4 / (10 * 0.02) * 11)
+    assert outcome({"step": prefill}, None) == pytest.approx(1 / 0.3)
 
 
 def test_a_plain_function_is_scored_by_its_step() -> None:
