@@ -1,11 +1,13 @@
 """How do the search methods compare on the core instances of the suite?
 
-    python experiments/headline.py --out DIR [--seeds N] [--budget N] [--quick]
+    python experiments/headline.py --out DIR [--serving colocated,pools] [--seeds N]
+                                   [--budget N] [--quick]
 
-Every method gets the same space, evaluator and budget (megatron is one evaluation).
-Writes summary.json (median tokens/s/GPU per instance and method, and the bound),
-results.csv (a row per run) and headline.png. About 35 seconds per instance and seed
-on 2 cores at the default budget; `--quick` runs the first instance with a small one.
+Every method gets the same space, evaluator and budget; the two of Megatron are rules,
+run once, that need less. Writes summary.json (median tokens/s/GPU per instance, serving
+and method, and the bound), results.csv (a row per run) and headline.png. About 1.5
+minutes per instance, serving and seed on 2 cores at the default budget; `--quick` runs
+the first instance, colocated, with a small one.
 
 The objective is predicted by the cost model; nothing was run on GPUs.
 
@@ -38,6 +40,7 @@ class Row:
     """One search: rates in tokens/s/GPU; both 0 if it found no feasible plan."""
 
     instance: str
+    serving: str
     method: str
     seed: int
     evaluations: int
@@ -45,20 +48,22 @@ class Row:
     bound: float
 
 
-def run(instance: Instance, method: str, seed: int, budget: int) -> Row:
+def run(instance: Instance, serving: str, method: str, seed: int, budget: int) -> Row:
     """Search one instance once."""
     try:
         plan = lts.search(
             instance.model,
-            cluster=lts.Cluster.parse(instance.cluster),
+            cluster=instance.cluster_of(serving),
             workload=WORKLOADS[instance.workload],
             method=method,
             budget=budget,
             seed=seed,
+            serving=serving,
         )
     except lts.NoFeasiblePlanError:
         return Row(
             instance=str(instance),
+            serving=serving,
             method=method,
             seed=seed,
             evaluations=budget,
@@ -67,12 +72,17 @@ def run(instance: Instance, method: str, seed: int, budget: int) -> Row:
         )
     return Row(
         instance=str(instance),
+        serving=serving,
         method=method,
         seed=seed,
         evaluations=plan.evaluations,
         tokens_per_s_per_gpu=plan.objective,
         bound=plan.bound,
     )
+
+
+def _name(row: Row) -> str:
+    return f"{row.instance} {row.serving}"
 
 
 def summary(rows: list[Row], budget: int, seeds: int) -> dict[str, object]:
@@ -84,24 +94,25 @@ def summary(rows: list[Row], budget: int, seeds: int) -> dict[str, object]:
         "python": platform.python_version(),
         "backend": jax.default_backend(),
     }
-    for instance, method in dict.fromkeys((r.instance, r.method) for r in rows):
-        mine = [r for r in rows if (r.instance, r.method) == (instance, method)]
+    for name, method in dict.fromkeys((_name(r), r.method) for r in rows):
+        mine = [r for r in rows if (_name(r), r.method) == (name, method)]
         rates = [row.tokens_per_s_per_gpu for row in mine]
-        found[f"{instance}/{method}/median"] = statistics.median(rates)
-        found[f"{instance}/{method}/min"] = min(rates)
-        found[f"{instance}/bound"] = max(row.bound for row in mine)
+        found[f"{name}/{method}/median"] = statistics.median(rates)
+        found[f"{name}/{method}/min"] = min(rates)
+        bounds = [row.bound for row in rows if _name(row) == name]
+        found[f"{name}/bound"] = max(bounds)
     return found
 
 
 def draw(rows: list[Row], path: Path) -> None:
     """Medians as shares of the best method's, one group of bars per instance."""
-    instances = list(dict.fromkeys(row.instance for row in rows))
+    instances = list(dict.fromkeys(map(_name, rows)))
     methods = list(dict.fromkeys(row.method for row in rows))
     figure, axes = plt.subplots(figsize=(1.5 + 1.7 * len(instances), 3.6))
     width = 0.8 / len(methods)
     medians = {
         (i, m): statistics.median(
-            r.tokens_per_s_per_gpu for r in rows if (r.instance, r.method) == (i, m)
+            r.tokens_per_s_per_gpu for r in rows if (_name(r), r.method) == (i, m)
         )
         for i in instances
         for m in methods
@@ -126,25 +137,28 @@ def main() -> None:
     """Parse the knobs, run, write."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--serving", default="colocated,pools")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--budget", type=int, default=10_000)
     parser.add_argument("--quick", action="store_true")
     args = parser.parse_args()
     instances, seeds, budget = CORE, args.seeds, args.budget
+    servings = args.serving.split(",")
     if args.quick:
         instances, seeds, budget = CORE[:1], 1, min(budget, 300)
+        servings = servings[:1]
     args.out.mkdir(parents=True, exist_ok=True)
     rows = []
-    for instance in instances:
-        for method in METHODS:
-            for seed in range(1 if method == "megatron" else seeds):
-                rows.append(run(instance, method, seed, budget))
-                last = rows[-1]
-                print(
-                    f"{last.instance:40} {method:15} seed {seed} "
-                    f"{last.tokens_per_s_per_gpu:9.1f} tokens/s/GPU",
-                    flush=True,
-                )
+    cases = [(i, s, m) for i in instances for s in servings for m in METHODS]
+    for instance, serving, method in cases:
+        for seed in range(1 if method.startswith("megatron") else seeds):
+            rows.append(run(instance, serving, method, seed, budget))
+            last = rows[-1]
+            print(
+                f"{_name(last):44} {method:15} seed {seed} "
+                f"{last.tokens_per_s_per_gpu:9.1f} tokens/s/GPU",
+                flush=True,
+            )
     with (args.out / "results.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, list(asdict(rows[0])))
         writer.writeheader()

@@ -100,7 +100,7 @@ def search(
             method=method,
             budget=budget,
             seed=seed,
-            max_stages=max_stages,
+            max_stages=source.most_stages(max_stages),
             on_unknown=on_unknown,
             on_progress=on_progress,
         )
@@ -172,7 +172,11 @@ def price(
         if degrees is None:
             raise ValueError("specs name the axes of one mesh; pools take degrees=")
         return price_pools(
-            source.context, source.cluster, degrees, on_unknown=on_unknown
+            source.context,
+            source.cluster,
+            degrees,
+            max_stages=source.most_stages(None),
+            on_unknown=on_unknown,
         )
     prepared = source.prepared(None, None, on_unknown)
     if degrees is not None:
@@ -194,6 +198,13 @@ class _Source:
     cluster: Cluster
     degrees: tuple[Degrees, ...] | None
 
+    def most_stages(self, asked: int | None) -> int | None:
+        """Pipeline stages at most: one where layers differ, which no stages share."""
+        model = self.context.model
+        if model is None or model.model.stageable_layers > 1:
+            return asked
+        return 1 if asked is None else min(asked, 1)
+
     def prepared(
         self,
         pin: Mapping[str, PartitionSpec] | None,
@@ -214,7 +225,7 @@ class _Source:
             context.problem,
             context.workload,
             self.cluster,
-            max_stages=max_stages,
+            max_stages=self.most_stages(max_stages),
             **options,
         )
 

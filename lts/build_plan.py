@@ -40,6 +40,11 @@ class Context:
     call: tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]] | None = None
     devices: tuple[Any, ...] | None = None
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the published model has beside what is planned."""
+        return () if self.model is None else self.model.model.config.notes
+
 
 @dataclass(frozen=True, kw_only=True)
 class Running:
@@ -117,7 +122,7 @@ def plan_of(
         gap_kind=RELAXED,
         phases=phases,
         model=context.model,
-        notes=notes_of(prepared),
+        notes=(*context.notes, *notes_of(prepared)),
         **provenance,
     )
 

@@ -21,7 +21,14 @@ import jax
 from lts.api import DEFAULT_BUDGET, DEFAULT_METHOD, price, search
 from lts.hardware import Cluster
 from lts.methods import METHODS
-from lts.models import Decoder, kv_bytes_per_token, load, names
+from lts.models import (
+    Decoder,
+    active_params,
+    kv_bytes_per_token,
+    load,
+    names,
+    published_dtype,
+)
 from lts.plan import SERVINGS, Plan
 from lts.prepare import NoFeasiblePlanError
 from lts.report.listing import clusters_text, models_text, verification_text
@@ -37,7 +44,14 @@ DTYPES = {
     "fp32": "float32",
     "fp8": "float8_e4m3fn",
 }
-DEGREES = {"tp": "tensor", "pp": "pipeline", "dp": "data", "cp": "context"}
+DEGREES = {
+    "tp": "tensor parallel",
+    "pp": "pipeline parallel",
+    "dp": "data parallel",
+    "cp": "context parallel",
+    "moe_tp": "ways of an expert's hidden index",
+    "moe_ep": "ways of experts, tokens travel to them",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -115,7 +129,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_problem(priced)
     option = priced.add_argument
     for name, words in DEGREES.items():
-        option(f"--{name}", type=int, metavar="N", help=f"{words} parallel")
+        option(_flag(name), type=int, metavar="N", help=words)
     _add_output(priced)
 
     shown = add(_run_show, "show all of a saved plan")
@@ -147,6 +161,8 @@ def _add_problem(command: argparse.ArgumentParser) -> None:
     option("--ttft-ms", help="limit on the time to first token", **limit)
     option("--tpot-ms", help="limit on the time per further token", **limit)
     option("--concurrency", help="requests in flight; else found", **count)
+    skew = "tokens of the busiest device of experts over the mean; default 1"
+    option("--routing-skew", type=float, default=1.0, metavar="X", help=skew)
     option("--serving", default="colocated", help=" | ".join(SERVINGS))
     dtypes = "bf16, fp16, fp32 or fp8; else the config's own"
     option("--weight-dtype", type=_dtype, metavar="D", help=dtypes)
@@ -156,6 +172,10 @@ def _add_problem(command: argparse.ArgumentParser) -> None:
 def _add_output(command: argparse.ArgumentParser) -> None:
     command.add_argument("--out", type=Path, metavar="plan.json", help="save the plan")
     command.add_argument("--json", action="store_true", help="print the plan as JSON")
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def _dtype(text: str) -> str:
@@ -181,6 +201,7 @@ def _problem(args: argparse.Namespace) -> tuple[Decoder, dict[str, Any]]:
             ttft_ms=args.ttft_ms,
             tpot_ms=args.tpot_ms,
             concurrency=args.concurrency,
+            routing_skew=args.routing_skew,
         ),
         "serving": args.serving,
         "weight_dtype": args.weight_dtype,
@@ -210,7 +231,9 @@ def _run_price(args: argparse.Namespace) -> int:
     degrees = {name: getattr(args, name) for name in DEGREES}
     degrees = {name: value for name, value in degrees.items() if value is not None}
     if not degrees:
-        raise ValueError(f"price needs at least one of --{', --'.join(DEGREES)}")
+        raise ValueError(
+            f"price needs at least one of {', '.join(map(_flag, DEGREES))}"
+        )
     _check_writable(args.out)
     return _deliver(price(model, **options, degrees=degrees), args)
 
@@ -234,8 +257,9 @@ def _run_models(args: argparse.Namespace) -> int:
         {
             "name": model.name,
             "num_params": model.num_params,
+            "active_params": active_params(model.config),
             "num_layers": model.config.num_hidden_layers,
-            "dtype": model.config.dtype,
+            "dtype": published_dtype(model.config),
             "kv_bytes_per_token": kv_bytes_per_token(model.config),
             "max_position_embeddings": model.config.max_position_embeddings,
         }

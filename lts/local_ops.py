@@ -112,9 +112,10 @@ def expert_layout(
             if factor is not None and own[factor] and axis.size > 1
         )
 
+    x, *_ = node.operands
     down = node.operands[-2 if len(node.operands) > 6 else -1]
     return ExpertLayout(
-        tokens=tuple(axes_of(factor) for factor in list(node.operands[0].factors)[:-1]),
+        tokens=tuple(axes_of(factor) for factor in list(x.factors)[:-1]),
         experts=axes_of(down.factors[0]),
         hidden=axes_of(down.factors[1]),
     )

@@ -102,7 +102,8 @@ def prepare_problem(
     batches = {"prefill": _prompt_grid(space, workload, top)}
     if not workload.prefill_only:
         batches["decode"] = _decode_grid(space, workload, top)
-    tables = tables_of(graphs, space, cluster, batches, TRACED_BATCH)
+    skew = workload.routing_skew
+    tables = tables_of(graphs, space, cluster, batches, TRACED_BATCH, skew)
     evaluator = TableEvaluator(tables=tables, workload=workload)
     return Prepared(traced=traced, graphs=graphs, evaluator=evaluator)
 
@@ -139,14 +140,19 @@ def tables_of(
     cluster: Cluster,
     batches: Mapping[str, np.ndarray],
     traced_batch: int,
+    skew: float = 1.0,
 ) -> CostTables:
-    """Cost tables of traced phases; `batches` per phase, `[degrees, batches]`."""
+    """Cost tables of traced phases; `batches` per phase, `[degrees, batches]`.
+
+    Args:
+      skew: `Workload.routing_skew`.
+    """
     hubs = {
         phase: hub.index
         for phase, graph in graphs.items()
         if (hub := hub_value(graph)) is not None
     }
-    return build_tables(space, cluster, batches, traced_batch, hubs)
+    return build_tables(space, cluster, batches, traced_batch, hubs, skew)
 
 
 def num_layers(graph: OpGraph) -> int:

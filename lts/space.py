@@ -143,8 +143,9 @@ class Space:
         """State that a role gives; sharding positions means those that there are.
 
         New tokens in prefill, cached ones in decode: context parallelism is one role.
-        Where a role shards tokens and experts at once, a variable takes both, or the one
-        it has; tokens are those of the batch where there are no new positions (decode).
+        Where a role shards tokens and experts at once, a variable takes both, or what
+        it has of them; tokens are those of the batch where there are no new positions
+        (decode).
         """
         labels = [label]
         if label in self.both:

@@ -52,6 +52,18 @@ class Instance:
     cluster: str
     workload: str
 
+    def cluster_of(self, serving: str) -> Cluster:
+        """The cluster to plan for: as pools, one of this size for each of the two.
+
+        Each pool holds all weights, so what serves a model colocated need not have
+        room for two of it.
+        """
+        cluster = Cluster.parse(self.cluster)
+        copies = (
+            2 if serving == "pools" and not WORKLOADS[self.workload].prefill_only else 1
+        )
+        return cluster.resized(copies * cluster.nodes, cluster.gpus_per_node)
+
     def __str__(self) -> str:
         return f"{self.model} {self.cluster} {self.workload}"
 
@@ -90,7 +102,7 @@ def weight_bytes(model: Decoder) -> float:
 
 
 def instances() -> tuple[Instance, ...]:
-    """Every model, cluster and workload whose weights take 80% of the memory at most."""
+    """Every model, cluster and workload whose weights fit in 80% of the memory."""
     found = []
     for model in MODELS:
         nbytes = weight_bytes(load(model))

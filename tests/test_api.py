@@ -228,7 +228,14 @@ def test_limits_that_cannot_be_kept_name_the_limit_and_the_relaxation():
         (lambda: search_mlp(budget=0), "budget must be a positive integer, got 0"),
         (lambda: search_mlp(workload=WORKLOAD), "a workload needs a model to serve"),
         (lambda: search_mlp(pin={"x": PartitionSpec()}), "pin needs mesh="),
-        (lambda: search_mlp(serving="pools"), "serving is 'pools'"),
+        (lambda: search_mlp(serving="pool"), "serving is 'pool'; there are colocated,"),
+        (lambda: search_mlp(serving="pools"), "pools serve a model; a function has"),
+        (
+            lambda: search_mlp(
+                serving="pools", cluster=None, mesh=auto_mesh({"dp": 2, "tp": 4})
+            ),
+            "pools have a mesh each, which is found; drop mesh=",
+        ),
         (lambda: lts.search(**SERVED, max_stages=0), "max_stages must be at least 1"),
         (lambda: priced("dense", tp=3), r"no mesh has degrees .*tp.*: 3"),
         (lambda: priced("dense", ep=8), "unknown degree 'ep'; there are pp, dp, tp"),
@@ -264,7 +271,7 @@ def test_a_phase_that_the_function_does_not_name_is_asked_for():
         plan.phase("train")
 
 
-@pytest.mark.parametrize("damage", ["format", "phases", "bound", "assignment"])
+@pytest.mark.parametrize("damage", ["format", "phases", "bound", "serving"])
 def test_a_damaged_file_is_refused_in_one_line(damage, tmp_path):
     data = priced("dense", tp=8).to_dict()
     data[damage] = 0

@@ -48,6 +48,8 @@ QUICK = ["--method", "random", "--budget", "64"]
 def run(*args: str) -> subprocess.CompletedProcess[str]:
     """`python -m lts`, as a user's shell would start it."""
     env = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")}
+    # as conftest has it: optimised code differs in the last digit
+    env["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
     return subprocess.run(
         [sys.executable, "-m", "lts", *args],
         cwd=ROOT,
@@ -174,6 +176,38 @@ def test_plan_that_does_not_compile_is_one_line(
     assert fails(capsys, 1, "verify", str(saved)) == "lts: compiling for cpu failed"
 
 
+def test_pools_are_searched_saved_and_shown(
+    config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tmp_path / "plan.json")
+    args = ["search", config, *CLUSTER, *LOAD, *QUICK, "--serving", "pools"]
+    assert main([*args, "--out", path, "--json"]) == 0
+    out = capsys.readouterr().out
+    assert out == Path(path).read_text()
+    data = json.loads(out)
+    assert_documented(data, "plan.json", "Cluster")
+    assert data["serving"] == "pools"
+    assert data["metrics"]["kv_transfer_s"] > 0
+    # one GPU each: all that a cluster of two can be divided into
+    assert {p["instances"] * p["gpus"] for p in data["phases"].values()} == {1}
+    assert main(["show", path]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"instances +1 instance of 1 GPU +1 instance of 1 GPU\n", shown)
+
+
+def test_priced_degrees_of_pools_are_those_of_an_instance(
+    config: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = ["price", config, "--cluster", "h100:1x4", *LOAD, "--serving", "pools"]
+    assert main([*args, "--tp", "2", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    for phase in data["phases"].values():
+        assert (phase["gpus"], phase["degrees"]["tp"]) == (2, 2)
+    line = fails(capsys, 1, *args, "--tp", "2", "--tpot-ms", "0.001")
+    assert line.startswith("lts: no feasible plan on h100:1x4 as pools; to decode, the")
+    assert "--tpot-ms" in line
+
+
 def test_models_and_clusters_as_json_are_documented(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -191,7 +225,7 @@ def test_models_and_clusters_as_json_are_documented(
 
 def test_models_and_clusters_as_tables(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models"]) == 0
-    assert re.search(r"llama-3.1-70b +70.55 B +80 ", capsys.readouterr().out)
+    assert re.search(r"llama-3.1-70b +70.55 B +70.55 B +80 ", capsys.readouterr().out)
     assert main(["clusters"]) == 0
     assert "H100-SXM5-80GB" in capsys.readouterr().out
 

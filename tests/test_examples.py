@@ -32,9 +32,9 @@ def test_a_function_of_ones_own_is_sharded_as_predicted():
 def test_headline_writes_its_figures(tmp_path):
     run("experiments/headline.py", "--out", str(tmp_path), "--quick", "--budget", "64")
     summary = json.loads((tmp_path / "summary.json").read_text())
-    name = "llama-3.1-8b h100:1x8 chat"
-    methods = ("random", "annealing", "megatron", "learn_to_shard")
+    name = "llama-3.1-8b h100:1x8 chat colocated"
+    methods = ("random", "annealing", "megatron", "megatron_grid", "learn_to_shard")
     for method in methods:
         assert 0 < summary[f"{name}/{method}/median"] <= summary[f"{name}/bound"]
-    assert len((tmp_path / "results.csv").read_text().splitlines()) == 5
+    assert len((tmp_path / "results.csv").read_text().splitlines()) == 6
     assert (tmp_path / "headline.png").read_bytes()[:4] == b"\x89PNG"

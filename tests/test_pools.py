@@ -9,18 +9,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec
 
 import lts
 from lts.evaluate.bound import relaxed_outcome
 from lts.methods import METHODS
-from lts.models import Decoder, kv_bytes_per_token, load
+from lts.models import Decoder, kv_bytes_per_token
 from lts.pools.pairs import pools_bound
 from lts.pools.prepare import prepare_pools
 from lts.pools.search import search_phases
 from lts.pools.sizes import bounded, instance_degrees, instances
 from lts.prepare import Prepared
 from lts.problem import zoo_problem
-from tests.tiny import BATCH, PRICED, PROMPT, STEPS, model_of
+from tests.tiny import BATCH, PRICED, PROMPT, model_of
 
 CLUSTER = lts.Cluster.parse("h100:2x4")
 WORKLOAD = lts.Workload(256, 64, ttft_ms=40, tpot_ms=4)
@@ -40,8 +41,13 @@ def searched(method: str = "random", budget: int = 512) -> lts.Plan:
 
 
 def priced(degrees: Any, **options: Any) -> lts.Plan:
+    return _priced(json.dumps(degrees), **options)
+
+
+@functools.cache
+def _priced(degrees: str, **options: Any) -> lts.Plan:
     options = {"cluster": CLUSTER, "workload": WORKLOAD, **options}
-    return lts.price(MODEL, serving="pools", degrees=degrees, **options)
+    return lts.price(MODEL, serving="pools", degrees=json.loads(degrees), **options)
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +82,7 @@ def test_instances_are_parts_of_a_node_or_whole_nodes(
 
 def test_all_sizes_share_one_number_of_axes_and_pipelines_are_bounded() -> None:
     sizes = instances(lts.Cluster.parse("h100:128x8"), alone=False)
-    every = instance_degrees(sizes, layers=80)
+    every = instance_degrees(sizes, layers=96)
     assert {len(degrees.axes) for degrees in every} == {3}
     assert len(every) > 64
     kept = bounded(every)
@@ -178,14 +184,15 @@ def test_the_transfer_is_that_of_the_caches_of_one_call(
 
 
 def test_memory_is_weights_and_the_caches_of_what_is_in_flight() -> None:
-    plan = priced({"prefill": {"tp": 2}, "decode": {"pp": 2, "tp": 2}})
+    plan = priced({"prefill": {"tp": 4}, "decode": {"pp": 2, "tp": 2}})
     per_token = kv_bytes_per_token(PRICED)
     prefill, decode = plan.phase("prefill"), plan.phase("decode")
     read = prefill.batch * WORKLOAD.input_len * per_token
-    assert prefill.cache_bytes == pytest.approx(read / 2)
+    assert prefill.cache_bytes == pytest.approx(read / 4)
     kept = 2 * decode.batch * WORKLOAD.context_len * per_token
     assert decode.cache_bytes == pytest.approx(kept / 4)
-    assert decode.weight_bytes < prefill.weight_bytes
+    weights = 2 * MODEL.num_params  # bfloat16
+    assert weights / 4 <= prefill.weight_bytes < weights / 3
 
 
 def test_a_search_is_no_worse_than_a_colocated_plan_split_by_hand() -> None:
@@ -207,8 +214,8 @@ def test_a_search_is_no_worse_than_a_colocated_plan_split_by_hand() -> None:
         cluster=CLUSTER,
         workload=workload,
         serving="pools",
-        method="annealing",
-        budget=2048,
+        method="megatron_grid",
+        budget=1024,
     )
     assert found.objective >= split.objective
 
@@ -247,15 +254,14 @@ def test_alone_an_instance_may_take_all_as_a_colocated_plan_does() -> None:
 
 
 def test_same_seed_gives_the_same_file(tmp_path) -> None:
-    files = []
-    for number in range(2):
-        searched.cache_clear()
-        files.append(tmp_path / f"{number}.json")
-        searched().save(files[-1])
+    files = [tmp_path / f"{number}.json" for number in range(2)]
+    searched().save(files[0])
+    searched.cache_clear()
+    searched().save(files[1])
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
-@pytest.mark.parametrize("method", ["random", "annealing", "megatron_grid"])
+@pytest.mark.parametrize("method", ["random", "megatron_grid"])
 def test_any_method_searches_within_its_budget(method: str) -> None:
     plan = searched(method)
     assert 0 < plan.evaluations <= 512
@@ -337,7 +343,7 @@ def test_bounds_hold_for_every_pair_and_are_below_the_harmonic_form(
         rates.append(np.asarray(found.objective)[feasible].max())
     harmonic = 1 / sum(1 / rate for rate in rates)
     assert 0 < bound <= harmonic * (1 + 1e-6)
-    for degrees in ({"tp": 1}, {"tp": 2}, {"dp": 4}, {"tp": 4}):
+    for degrees in ({"tp": 1}, {"tp": 2}, {"prefill": {"tp": 2}, "decode": {"tp": 4}}):
         assert priced(degrees).objective <= bound * (1 + 1e-6)
 
 
@@ -351,8 +357,10 @@ def test_bounds_hold_for_every_pair_and_are_below_the_harmonic_form(
             {"ttft_ms": 0.01},
             r"to prefill, .* TTFT: .* ms against a limit of 0.01 ms; -",
         ),
-        ({"tpot_ms": 0.01}, r"to decode, .* TPOT: .*; --tpot-ms 1 would do"),
-        ({"ttft_ms": 0.01, "tpot_ms": 0.01}, r"to prefill, .* TTFT.*to decode, .*TPOT"),
+        (
+            {"ttft_ms": 0.01, "tpot_ms": 0.01},
+            r"to prefill, .* TTFT: .*to decode, .* TPOT: .*; --tpot-ms 1 would do",
+        ),
     ],
 )
 def test_limits_that_cannot_be_kept_name_phase_limit_and_relaxation(
@@ -364,15 +372,25 @@ def test_limits_that_cannot_be_kept_name_phase_limit_and_relaxation(
 
 
 def test_a_transfer_that_breaks_ttft_is_named() -> None:
-    """One prompt on four GPUs, received whole by every GPU of a decode instance."""
-    degrees = {"prefill": {"tp": 4}, "decode": {"dp": 4}}
-    plan = priced(degrees, workload=lts.Workload(256, 64))
-    free = plan.metrics
-    alone_s = min(
-        priced(degrees, workload=lts.Workload(256, 64, ttft_ms=ms)).metrics.ttft_s
-        for ms in (free.ttft_s * 1e3,)
+    """Four GPUs send a quarter of one prompt each; one GPU of data parallelism gets it.
+
+    Prefill alone keeps the limit, and does so beside a decode instance by heads.
+    """
+    one = lts.Workload(256, 64, concurrency=1)
+    kept = priced({"tp": 4}, workload=one).metrics
+    prompt_s = 256 * kv_bytes_per_token(PRICED) / CLUSTER.inter.bandwidth_bytes_per_s
+    limit_ms = (kept.ttft_s + prompt_s / 2) * 1e3
+    limited = lts.Workload(256, 64, ttft_ms=limit_ms, concurrency=1)
+    degrees = {"prefill": {"tp": 4}, "decode": {"tp": 4}}
+    assert priced(degrees, workload=limited).metrics.ttft_s == kept.ttft_s
+    with pytest.raises(lts.NoFeasiblePlanError) as caught:
+        priced({**degrees, "decode": {"dp": 1}}, workload=limited)
+    ttft_ms = (kept.ttft_s + prompt_s * 3 / 4) * 1e3
+    transfer_ms = (kept.kv_transfer_s + prompt_s * 3 / 4) * 1e3
+    assert (
+        f"misses TTFT: {ttft_ms:.1f} ms, {transfer_ms:.1f} ms of it KV transfer, "
+        f"against a limit of {limit_ms:g} ms" in str(caught.value)
     )
-    assert alone_s == pytest.approx(free.ttft_s)
 
 
 @pytest.mark.parametrize(
@@ -391,7 +409,13 @@ def test_a_transfer_that_breaks_ttft_is_named() -> None:
             "given for prefill and decode, got 'prefill', 'tp'",
         ),
         (
-            lambda: priced(None, specs={"tokens": None}),
+            lambda: lts.price(
+                MODEL,
+                cluster=CLUSTER,
+                workload=WORKLOAD,
+                serving="pools",
+                specs={"tokens": PartitionSpec()},
+            ),
             "specs name the axes of one mesh; pools take degrees=",
         ),
         (
@@ -441,7 +465,11 @@ def test_every_phase_has_degrees_mesh_and_specs_of_its_own() -> None:
     assert plan.assignment == decode.assignment
     assert plan.in_specs == decode.in_specs
     (query,) = {str(spec) for path, spec in decode.arguments.items() if "query" in path}
-    assert "y" in query and "z" in query
+    assert "('x', 'y')" in query
+    (query,) = {
+        str(spec) for path, spec in prefill.arguments.items() if "query" in path
+    }
+    assert "'x'" in query and "'y'" not in query
 
 
 def test_colocated_plans_have_the_same_fields() -> None:
@@ -470,8 +498,8 @@ def test_a_loaded_plan_is_the_saved_one(tmp_path) -> None:
 def test_caches_go_from_one_pool_to_the_other_and_outputs_are_unsharded_ones() -> None:
     plan, model = runnable(), model_of("dense")
     key = jax.random.key(0)
-    params = model.init(key)
-    cache = model.init_cache(BATCH, PROMPT + STEPS)
+    params = model.init_params(key)
+    cache = model.init_cache(BATCH, PROMPT + 2)
     tokens = jax.random.randint(key, (BATCH, PROMPT), 0, model.config.vocab_size)
     expected, plain = model.prefill(params, cache, tokens)
     reading = plan.phase("prefill")
@@ -479,7 +507,7 @@ def test_caches_go_from_one_pool_to_the_other_and_outputs_are_unsharded_ones() -
     logits, filled = prefill(*reading.device_put((params, cache, tokens)))
     np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
     decode = plan.apply(model.decode, donate=())
-    for step in range(STEPS):
+    for step in range(2):
         following = expected.argmax(-1).astype(jnp.int32)
         position = jnp.int32(PROMPT + step)
         args = (params, filled, following, position)
@@ -519,18 +547,3 @@ def test_a_problem_of_ones_own_is_served_as_pools() -> None:
     expected_s = link.latency_s + link.hop_latency_s
     expected_s += nbytes / link.bandwidth_bytes_per_s
     assert plan.metrics.kv_transfer_s == pytest.approx(expected_s, rel=1e-6)
-
-
-def test_a_large_model_on_a_large_cluster_is_split_soon() -> None:
-    plan = lts.search(
-        load("llama-3.1-405b"),
-        cluster=lts.Cluster.parse("h100:32x8"),
-        workload=lts.Workload(1024, 1024, ttft_ms=2e3, tpot_ms=50),
-        serving="pools",
-        method="megatron",
-    )
-    decode = plan.phase("decode")
-    # 811.7 GB: with 20% of the memory left, two nodes hold a layer's share
-    assert decode.gpus == 16 and decode.degrees["tp"] == 8
-    used = sum(phase.instances * phase.gpus for phase in plan.phases.values())
-    assert used == 256

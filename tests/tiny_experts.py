@@ -2,7 +2,6 @@
 
 import functools
 
-
 import lts
 from lts.build_plan import Context, plan_of
 from lts.degrees import with_roles
@@ -107,9 +106,7 @@ def laid_out(name: str, layout: str) -> lts.Plan:
     source = ModelSource(
         model=model, workload=WORKLOAD, weight_dtype=None, kv_dtype=None
     )
-    context = Context(
-        workload=WORKLOAD, problem=source.stage_problem(1), model=source
-    )
+    context = Context(workload=WORKLOAD, problem=source.stage_problem(1), model=source)
     provenance = {"method": "price", "seed": 0, "budget": 1, "evaluations": 1}
     return plan_of(found, picks, context, provenance)
 

@@ -185,3 +185,11 @@ def float_dtype(config: DecoderConfig, dtype: DTypeLike | None) -> np.dtype:
             f"float8_e4m3fn, got {dtype!r}"
         )
     return found
+
+
+def published_dtype(config: DecoderConfig) -> str:
+    """What the weights are published in; of experts alone, `int4 experts`."""
+    form = config.quantization
+    if form is None:
+        return config.dtype
+    return form.dtype if form.scope == "layers" else f"{form.dtype} experts"

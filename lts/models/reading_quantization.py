@@ -9,8 +9,8 @@ Source: transformers `quantizer_finegrained_fp8.py`; the compressed-tensors form
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Iterator, Sequence
+from typing import Literal
 
 from lts.models.architecture import (
     DenseFfn,

@@ -16,10 +16,9 @@ from lts.build_plan import Context
 from lts.degrees import by_hand
 from lts.hardware import Cluster
 from lts.plan import Plan
-from lts.pools.plan import no_phase, plan_of_pools
+from lts.pools.plan import plan_of_pools
 from lts.pools.prepare import pool_phases, prepare_pools
 from lts.pools.search import search_phases
-from lts.prepare import NoFeasiblePlanError
 
 Degrees = Mapping[str, int]
 
@@ -56,9 +55,6 @@ def search_pools(
         key=jax.random.key(seed),
         on_progress=on_progress,
     )
-    if not all(found.feasible.values()):
-        missing = {p: x for p, x in found.candidates.items() if not found.feasible[p]}
-        raise NoFeasiblePlanError(no_phase(prepared, missing))
     provenance = {
         "method": method,
         "seed": seed,
@@ -73,6 +69,7 @@ def price_pools(
     cluster: Cluster,
     degrees: Degrees | Mapping[str, Degrees],
     *,
+    max_stages: int | None,
     on_unknown: str,
 ) -> Plan:
     """The plan of given degrees, with as many instances as serve most.
@@ -92,16 +89,13 @@ def price_pools(
         context.workload,
         cluster,
         sizes={phase: _num_gpus(own) for phase, own in given.items()},
+        max_stages=max_stages,
         on_unknown=on_unknown,
     )
-    candidates, missing = {}, {}
-    for phase, own in prepared.items():
-        picks = by_hand(own.space, given[phase])[:, None]
-        candidates[phase] = picks
-        if float(own.evaluator.outcome(picks).violation[0]) > 0:
-            missing[phase] = picks
-    if missing:
-        raise NoFeasiblePlanError(no_phase(prepared, missing))
+    candidates = {
+        phase: by_hand(own.space, given[phase])[:, None]
+        for phase, own in prepared.items()
+    }
     provenance = {
         "method": "price",
         "seed": 0,

@@ -23,7 +23,7 @@ def plan_of_pools(
     """The plan of the best pools that candidates make.
 
     Args:
-      candidates: per phase, feasible ones of different sizes.
+      candidates: per phase, ones of different sizes, or one that misses a limit.
       contexts: per phase; that of decode is the plan's.
 
     Raises:
@@ -35,7 +35,9 @@ def plan_of_pools(
     found = best_pools(prepared, candidates, workload)
     cluster = prepared["prefill"].evaluator.tables.cluster
     if found is None:
-        raise NoFeasiblePlanError(_no_pair(prepared, candidates, workload))
+        misses = _missing_phases(prepared, candidates)
+        misses = misses or _missing_pair(prepared, candidates, workload)
+        raise NoFeasiblePlanError(f"no feasible plan on {cluster} as pools; {misses}")
     phases, parts = {}, ()
     for phase, own in prepared.items():
         pool = found.pools[phase]
@@ -71,7 +73,10 @@ def plan_of_pools(
         gap_kind=RELAXED,
         phases=phases,
         model=context.model,
-        notes=tuple(note for own in prepared.values() for note in notes_of(own)),
+        notes=(
+            *context.notes,
+            *(note for own in prepared.values() for note in notes_of(own)),
+        ),
         **provenance,
     )
 
@@ -88,48 +93,42 @@ def _running(prepared: Prepared, pool: Pool) -> Running:
     )
 
 
-def no_phase(prepared: Mapping[str, Prepared], candidates: Candidates) -> str:
-    """Which phases have no feasible candidate, and what would do.
-
-    Args:
-      candidates: of those phases only; the first of each is the nearest miss.
-    """
-    cluster = prepared["prefill"].evaluator.tables.cluster
-    misses = "; ".join(
-        f"to {phase}, the nearest misses {nearest_misses(prepared[phase], picks[:, 0])}"
-        for phase, picks in candidates.items()
-    )
-    return f"no feasible plan on {cluster} as pools; {misses}"
+def _missing_phases(prepared: Mapping[str, Prepared], candidates: Candidates) -> str:
+    """Which phases have no feasible candidate, and what would do; "" if none."""
+    misses = []
+    for phase, own in prepared.items():
+        picks = candidates[phase]
+        if float(own.evaluator.outcome(picks).violation[0]) > 0:
+            found = nearest_misses(own, picks[:, 0])
+            misses.append(f"to {phase}, the nearest misses {found}")
+    return "; ".join(misses)
 
 
-def _no_pair(
+def _missing_pair(
     prepared: Mapping[str, Prepared], candidates: Candidates, workload: Workload
 ) -> str:
     """Why no two candidates that are feasible alone are so together."""
-    cluster = prepared["prefill"].evaluator.tables.cluster
+    num_gpus = prepared["prefill"].evaluator.tables.cluster.num_gpus
     least = {
         phase: min(own.space.degrees[d].num_gpus for d in candidates[phase][0])
         for phase, own in prepared.items()
     }
     needed = sum(least.values())
-    if needed > cluster.num_gpus:
+    if needed > num_gpus:
         needs = " and ".join(f"{gpus} to {phase}" for phase, gpus in least.items())
-        miss = (
+        return (
             f"within the limits, instances need {needed} GPUs at least ({needs}), of "
-            f"{cluster.num_gpus}; add GPUs, or relax the limits"
+            f"{num_gpus}; add GPUs, or relax the limits"
         )
-        return f"no feasible plan on {cluster} as pools; {miss}"
     ttft_s, handed_s = least_ttft(prepared, candidates, workload)
     limit_s = workload.ttft_s
     if limit_s is not None and ttft_s > limit_s:
-        miss = (
+        return (
             f"the nearest misses TTFT: {ttft_s * 1e3:.1f} ms, {handed_s * 1e3:.1f} ms "
             f"of it KV transfer, against a limit of {limit_s * 1e3:g} ms; --ttft-ms "
             f"{math.ceil(ttft_s * 1e3)} would do"
         )
-    else:
-        miss = (
-            f"no number of instances divides {workload.concurrency} requests in flight "
-            "so that decode keeps its limits; try another concurrency"
-        )
-    return f"no feasible plan on {cluster} as pools; {miss}"
+    return (
+        f"no number of instances divides {workload.concurrency} requests in flight so "
+        "that decode keeps its limits; try another concurrency"
+    )

@@ -53,13 +53,15 @@ def prepare_pools(
         name = next(iter(problems.values())).name
         degrees = fitting_degrees(graphs, cluster, max_stages, name)
     else:
-        degrees = _given_degrees(graphs, cluster, sizes)
+        degrees = _given_degrees(graphs, cluster, sizes, max_stages)
     pools = {}
     for phase, graph in graphs.items():
         own = {phase: graph}
         space = build_space(own, degrees[phase])
         rows = [_batches(d, graph, phase, workload, cluster) for d in space.degrees]
-        tables = tables_of(own, space, cluster, {phase: padded(rows)}, TRACED_BATCH)
+        batches = {phase: padded(rows)}
+        skew = workload.routing_skew
+        tables = tables_of(own, space, cluster, batches, TRACED_BATCH, skew)
         evaluator = TableEvaluator(tables=tables, workload=workload)
         pools[phase] = Prepared(traced=traced[phase], graphs=own, evaluator=evaluator)
     if "decode" in pools:
@@ -69,12 +71,15 @@ def prepare_pools(
 
 
 def _given_degrees(
-    graphs: Mapping[str, OpGraph], cluster: Cluster, sizes: Mapping[str, int]
+    graphs: Mapping[str, OpGraph],
+    cluster: Cluster,
+    sizes: Mapping[str, int],
+    max_stages: int | None,
 ) -> dict[str, list[Degrees]]:
-    found = {
-        phase: instance_degrees([instance_of(sizes[phase], cluster)], num_layers(graph))
-        for phase, graph in graphs.items()
-    }
+    found = {}
+    for phase, graph in graphs.items():
+        size = instance_of(sizes[phase], cluster)
+        found[phase] = instance_degrees([size], num_layers(graph), max_stages)
     needed = sum(sizes[phase] for phase in graphs)
     if needed > cluster.num_gpus:
         listed = " and ".join(f"{sizes[phase]} to {phase}" for phase in graphs)

@@ -77,12 +77,10 @@ class Searched:
     Attributes:
       candidates: per phase the best feasible one of every size, smallest first; if
         there is none, the nearest miss.
-      feasible: per phase, whether there is one.
       evaluations: candidates scored.
     """
 
     candidates: Candidates
-    feasible: Mapping[str, bool]
     evaluations: int
 
 
@@ -103,7 +101,7 @@ def search_phases(
     """
     trials = sum(len(own.space.degrees) for own in prepared.values())
     share = max(1, max(budget - trials, budget // 2) // len(prepared))
-    candidates, feasible, evaluations = {}, {}, 0
+    candidates, evaluations = {}, 0
     for own_key, (phase, own) in zip(
         jax.random.split(key, len(prepared)), prepared.items(), strict=True
     ):
@@ -126,10 +124,7 @@ def search_phases(
             remembering.remember(every, evaluator.evaluate(jnp.asarray(every)))
             evaluations += every.shape[1]
         kept = [remembering.best[size] for size in sorted(remembering.best)]
-        feasible[phase] = any(one.feasible for one in kept)
-        if feasible[phase]:
-            kept = [one for one in kept if one.feasible]
-        else:
-            kept = [max(kept, key=lambda one: one.fitness)]
+        nearest = max(kept, key=lambda one: one.fitness)
+        kept = [one for one in kept if one.feasible] or [nearest]
         candidates[phase] = np.stack([one.picks for one in kept], axis=1)
-    return Searched(candidates=candidates, feasible=feasible, evaluations=evaluations)
+    return Searched(candidates=candidates, evaluations=evaluations)

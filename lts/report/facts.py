@@ -213,9 +213,21 @@ def workload_words(data: Data) -> str:
     words = [f"{workload['input_len']} tokens in, {workload['output_len']} out"]
     if model:
         own = model["config"]["dtype"]
-        words.append(f"{model['weight_dtype'] or own} weights")
+        words.append(f"{model['weight_dtype'] or _published_dtype(model)} weights")
         words.append(f"{model['kv_dtype'] or own} KV cache")
+    if workload["routing_skew"] != 1:
+        words.append(f"routing skew {workload['routing_skew']:g}")
     return ", ".join(words)
+
+
+def _published_dtype(model: Data) -> str:
+    """What weights are published in; `int4 experts, bfloat16 other`."""
+    own, form = model["config"]["dtype"], model["config"]["quantization"]
+    if form is None:
+        return own
+    if form["scope"] == "experts":
+        return f"{form['dtype']} expert and {own} other"
+    return form["dtype"]
 
 
 def degree_words(data: Data, phase: str | None = None) -> str:

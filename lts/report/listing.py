@@ -19,6 +19,7 @@ def models_text(
         (
             model["name"],
             f"{model['num_params'] / 1e9:.2f} B",
+            f"{model['active_params'] / 1e9:.2f} B",
             str(model["num_layers"]),
             model["dtype"],
             size(model["kv_bytes_per_token"]),
@@ -26,8 +27,17 @@ def models_text(
         )
         for model in models
     ]
-    header = ("model", "parameters", "layers", "dtype", "KV per token", "context")
-    return table_text(rows, width or screen_width(), header=header, right=(1, 2, 4, 5))
+    header = (
+        "model",
+        "parameters",
+        "active",
+        "layers",
+        "weights",
+        "KV/token",
+        "context",
+    )
+    right = (1, 2, 3, 5, 6)
+    return table_text(rows, width or screen_width(), header=header, right=right)
 
 
 def clusters_text(

@@ -37,7 +37,9 @@ def link_phases(
     shared: dict[tuple[str, int], Key] = {}
     names: dict[Key, str] = {}
     for phase, graph in graphs.items():
-        for node in graph.values:
+        # Names of inputs first: where a cache holds just the prompt, its positions are
+        # those of the sequence.
+        for node in sorted(graph.values, key=lambda n: n.kind is not NodeKind.INPUT):
             for leaf in node.leaves:
                 if leaf.is_output:
                     continue

@@ -148,6 +148,7 @@ def test_models_are_listed_with_kv_bytes_per_token() -> None:
     model = {
         "name": "llama-3.1-8b",
         "num_params": 8_030_261_248,
+        "active_params": 8_030_261_248,
         "num_layers": 32,
         "dtype": "bfloat16",
         "kv_bytes_per_token": 131_072,
@@ -155,7 +156,8 @@ def test_models_are_listed_with_kv_bytes_per_token() -> None:
     }
     row = models_text([model], width=100).splitlines()[1].split()
     assert row == [
-        *("llama-3.1-8b", "8.03", "B", "32", "bfloat16", "131.1", "kB", "131,072")
+        *("llama-3.1-8b", "8.03", "B", "8.03", "B", "32", "bfloat16"),
+        *("131.1", "kB", "131,072"),
     ]
 
 
