@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 import lts
+from lts.applied import AppliedStep
+from lts.apply import without_unit_axes
 from lts.cost.predict import predicted_collectives
 from lts.hlo import list_collectives
 from tests.after_spmd import compiled_with_dump
@@ -20,6 +22,7 @@ from tests.tiny_experts import (
     expert_model,
     expert_states,
     laid_out,
+    prepared,
 )
 
 STATES = {"ep": "batch+experts", "sum": "experts", "tp": "expert_ffn", "dp": "batch"}
@@ -120,3 +123,31 @@ def test_a_searched_plan_of_experts_runs_and_is_verified(unsharded):
     found = run(plan, model, params)
     assert max(relative_errors(found, expected)) <= TOLERANCE
     assert np.isfinite(plan.metrics.tpot_s)
+
+
+@pytest.mark.parametrize("name", ["experts", "latent attention"])
+def test_any_candidate_of_experts_gives_the_unsharded_outputs(name, unsharded):
+    """Random roles and overrides are only ever a matter of speed."""
+    model, (params, expected) = expert_model(name), unsharded[name]
+    space, good = prepared(name).space, laid_out(name, "data x experts")
+    rng = np.random.default_rng(5)
+    picks = rng.integers(space.cardinalities)
+    overridden = rng.random(space.num_genes) < 0.2
+    picks[space.first_override :] *= overridden[space.first_override :]
+    picks[0] = next(i for i, d in enumerate(space.degrees) if d.stages == 1)
+    assignment = without_unit_axes(space.decode(picks))
+    steps = [
+        AppliedStep(
+            function=getattr(model, phase),
+            assignment=assignment,
+            phase=phase,
+            dims=good.phase(phase).dims,
+            mesh=good.phase(phase).mesh(),
+            weights="params",
+        )
+        for phase in ("prefill", "decode")
+    ]
+    cache = model.init_cache(BATCH, PROMPT + 8)
+    args = steps[0].device_put(params, cache, prompt())
+    found = generate(*steps, *args)
+    assert max(relative_errors(found, expected)) <= TOLERANCE

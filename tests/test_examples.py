@@ -29,6 +29,16 @@ def test_a_function_of_ones_own_is_sharded_as_predicted():
     assert "as predicted: True" in text
 
 
+def test_experts_of_ones_own_travel_as_planned():
+    text = run("examples/own_experts.py")
+    error = float(text.split("largest relative error: ")[1].split()[0])
+    assert error < 1e-4
+    rows = [line for line in text.splitlines() if line.startswith("all_")]
+    assert [row.split()[0] for row in rows] == ["all_reduce", *["all_to_all"] * 2]
+    for row in rows:  # predicted once, emitted once
+        assert row.endswith(" 1 1") and "('gpu',)" in row
+
+
 def test_headline_writes_its_figures(tmp_path):
     run("experiments/headline.py", "--out", str(tmp_path), "--quick", "--budget", "64")
     summary = json.loads((tmp_path / "summary.json").read_text())
