@@ -53,16 +53,15 @@ class Instance:
     workload: str
 
     def cluster_of(self, serving: str) -> Cluster:
-        """The cluster to plan for: as pools, one of this size for each of the two.
+        """The cluster to plan for: the instance's own.
 
-        Each pool holds all weights, so what serves a model colocated need not have
-        room for two of it.
+        Two of it for pools where two copies of the weights have no room in one.
         """
         cluster = Cluster.parse(self.cluster)
-        copies = (
-            2 if serving == "pools" and not WORKLOADS[self.workload].prefill_only else 1
-        )
-        return cluster.resized(copies * cluster.nodes, cluster.gpus_per_node)
+        room = cluster.num_gpus * cluster.usable_bytes
+        if serving != "pools" or 2 * weight_bytes(load(self.model)) <= room:
+            return cluster
+        return cluster.resized(2 * cluster.nodes, cluster.gpus_per_node)
 
     def __str__(self) -> str:
         return f"{self.model} {self.cluster} {self.workload}"
