@@ -1,13 +1,14 @@
 """How do the search methods compare on the core instances of the suite?
 
     python experiments/headline.py --out DIR [--serving colocated,pools] [--seeds N]
-                                   [--budget N] [--quick]
+                                   [--methods A,B] [--budget N] [--quick]
 
 Every method gets the same space, evaluator and budget; the two of Megatron are rules,
 run once, that need less. Writes summary.json (median tokens/s/GPU per instance, serving
 and method, and the bound), results.csv (a row per run) and headline.png. About 1.5
 minutes per instance, serving and seed on 2 cores at the default budget; `--quick` runs
-the first instance, colocated, with a small one.
+the first instance, colocated, with a small one. With `--methods`, or one serving, the
+other runs that DIR/results.csv holds are kept.
 
 The objective is predicted by the cost model; nothing was run on GPUs.
 
@@ -81,6 +82,25 @@ def run(instance: Instance, serving: str, method: str, seed: int, budget: int) -
     )
 
 
+def _earlier(path: Path) -> list[Row]:
+    """Rows of an earlier run; none if there was none."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return [
+            Row(
+                instance=row["instance"],
+                serving=row["serving"],
+                method=row["method"],
+                seed=int(row["seed"]),
+                evaluations=int(row["evaluations"]),
+                tokens_per_s_per_gpu=float(row["tokens_per_s_per_gpu"]),
+                bound=float(row["bound"]),
+            )
+            for row in csv.DictReader(file)
+        ]
+
+
 def _name(row: Row) -> str:
     return f"{row.instance} {row.serving}"
 
@@ -138,6 +158,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--serving", default="colocated,pools")
+    parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--budget", type=int, default=10_000)
     parser.add_argument("--quick", action="store_true")
@@ -148,8 +169,14 @@ def main() -> None:
         instances, seeds, budget = CORE[:1], 1, min(budget, 300)
         servings = servings[:1]
     args.out.mkdir(parents=True, exist_ok=True)
-    rows = []
-    cases = [(i, s, m) for i in instances for s in servings for m in METHODS]
+    methods = args.methods.split(",")
+    cases = [(i, s, m) for i in instances for s in servings for m in methods]
+    redone = {(str(i), s, m) for i, s, m in cases}
+    rows = [
+        row
+        for row in _earlier(args.out / "results.csv")
+        if (row.instance, row.serving, row.method) not in redone
+    ]
     for instance, serving, method in cases:
         for seed in range(1 if method.startswith("megatron") else seeds):
             rows.append(run(instance, serving, method, seed, budget))
@@ -159,6 +186,10 @@ def main() -> None:
                 f"{last.tokens_per_s_per_gpu:9.1f} tokens/s/GPU",
                 flush=True,
             )
+    order = [str(instance) for instance in CORE]
+    rows.sort(
+        key=lambda r: (order.index(r.instance), r.serving, [*METHODS].index(r.method))
+    )
     with (args.out / "results.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, list(asdict(rows[0])))
         writer.writeheader()

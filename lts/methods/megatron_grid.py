@@ -3,8 +3,10 @@
 For every degrees and every mesh axis: attention splits by tensor or by data over it,
 experts split with tokens (expert parallel), by their hidden index (expert tensor
 parallel) or by tokens alone, whatever attention does (folding); token-sharded norms on
-or off; the logits' matrix split over the tensor axes, over all axes, or whole. Stages
-and batch come with the degrees and the evaluation. The strongest peer that flags give.
+or off; attention's output projection split by heads inside the node also where
+attention is not; the logits' matrix split over the tensor axes, over all axes, or
+whole. Stages and batch come with the degrees and the evaluation. The strongest peer
+that flags give.
 
 Source: Megatron-LM, arXiv 2104.04473; expert folding: arXiv 2504.14960.
 """
@@ -21,6 +23,7 @@ from lts.degrees import batch_labels, tensor_labels, with_roles
 from lts.evaluate.base import Scores
 from lts.evaluate.tables import TableEvaluator
 from lts.expert_roles import expert_labels
+from lts.graph import NodeKind
 from lts.space import Space
 from lts.tracing.labels import hub_value
 
@@ -75,7 +78,8 @@ def _grid(space: Space) -> Iterator[np.ndarray]:
     """Candidates, the usual switches first."""
     mixed = any(expert_labels(space, g) for g in range(len(space.groups)))
     uses = USES if mixed else (USES[0], USES[3])
-    for head, norms in itertools.product(HEADS, (True, False)):
+    switches = itertools.product((False, True), HEADS, (True, False))
+    for out, head, norms in switches:
         for number, degrees in enumerate(space.degrees):
             sized = [i for i, axis in enumerate(degrees.axes) if axis.size > 1]
             for chosen in itertools.product(uses, repeat=len(sized)):
@@ -86,6 +90,8 @@ def _grid(space: Space) -> Iterator[np.ndarray]:
                 picks = with_roles(space, number, attention, experts)
                 _set_norms(space, picks, attention, norms)
                 _set_head(space, picks, attention, head)
+                if out:
+                    _split_out(space, picks, attention)
                 yield picks
 
 
@@ -115,6 +121,33 @@ def _set_norms(
         for axis, use in enumerate(attention):
             tensor = (rows or [batch])[0] if sharded else None
             _override(space, picks, i, axis, batch if use == "dp" else tensor)
+
+
+def _split_out(space: Space, picks: np.ndarray, attention: list[str]) -> None:
+    """Output projections and their weights by heads over data axes inside the node."""
+    axes = space.degrees[int(picks[0])].axes
+    inner = [i for i, axis in enumerate(axes) if axis.inside and attention[i] == "dp"]
+    number_of = {m: i for i, v in enumerate(space.variables) for m in v.members}
+    caching = {
+        group
+        for variable in space.variables
+        if variable.kind is NodeKind.CACHE
+        for group in variable.groups
+    }
+    for phase, graph in space.graphs.items():
+        hub = hub_value(graph)
+        into = {edge.source for edge in graph.edges if hub and edge.target == hub.index}
+        for group in caching:
+            labels = tensor_labels(space, group)
+            for op in into & set(graph.groups[group][1]) if labels else ():
+                weights = {
+                    edge.source
+                    for edge in graph.edges
+                    if edge.target == op
+                    and graph.nodes[edge.source].kind is NodeKind.PARAMETER
+                }
+                for node, axis in itertools.product((op, *sorted(weights)), inner):
+                    _override(space, picks, number_of[phase, node], axis, labels[0])
 
 
 def _set_head(space: Space, picks: np.ndarray, attention: list[str], head: str) -> None:

@@ -57,9 +57,23 @@ def test_static_megatron_is_no_better_than_the_grid(llama_70b):
     static = llama_70b.outcome(megatron_picks(llama_70b.tables)[:, None])
     found = found_by("megatron_grid", llama_70b, 10**6)
     assert found.objective >= float(static.objective[0])
-    # two uses of an axis (tensor, data), norms, three ways for the logits' matrix
+    # two uses of an axis (tensor, data), output projection, norms, three ways for the
+    # logits' matrix
     sized = [sum(a.size > 1 for a in d.axes) for d in llama_70b.space.degrees]
-    assert found.evaluations <= sum(2**n for n in sized) * 2 * 3
+    assert found.evaluations <= sum(2**n for n in sized) * 2 * 2 * 3
+
+
+def test_output_projections_are_split_inside_the_node_under_data_parallel_attention():
+    own = prepared("latent attention")
+    grid = megatron_grid(own.evaluator, 10**6).picks
+    found = 0
+    for picks in grid.T[:: max(1, grid.shape[1] // 200)]:
+        states = own.space.decode(picks).states["decode"]
+        attend, out = (states[f"layers1/attention/{n}"] for n in ("attend", "out"))
+        if set(attend) == {"batch"} and set(out) == {"heads"}:
+            assert set(states["params/layers1/out/values"]) == {"heads"}
+            found += 1
+    assert found
 
 
 def test_a_small_budget_cuts_the_least_usual_end():
