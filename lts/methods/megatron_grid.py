@@ -1,12 +1,12 @@
 """The best layout that Megatron's flags can express: every combination is priced.
 
 For every degrees and every mesh axis: attention splits by tensor or by data over it,
-experts split with tokens (expert parallel), by their hidden index (expert tensor
-parallel) or by tokens alone, whatever attention does (folding); token-sharded norms on
-or off; attention's output projection split by heads inside the node also where
-attention is not; the logits' matrix split over the tensor axes, over all axes, or
-whole. Stages and batch come with the degrees and the evaluation. The strongest peer
-that flags give.
+experts split with tokens (expert parallel by all-to-all), alone (by all-gather and
+reduce-scatter), by their hidden index (expert tensor parallel) or not at all, whatever
+attention does (folding); token-sharded norms on or off; attention's output projection
+split by heads inside the node also where attention is not; the logits' matrix split
+over the tensor axes, over all axes, or whole. Stages and batch come with the degrees
+and the evaluation. The strongest peer that flags give.
 
 Source: Megatron-LM, arXiv 2104.04473; expert folding: arXiv 2504.14960.
 """
@@ -29,8 +29,15 @@ from lts.tracing.labels import hub_value
 
 CHUNK = 1024
 
-USES = (("tp", "tp"), ("tp", "ep"), ("dp", "ep"), ("dp", "dp"))
-"""What attention and experts do with one axis; without experts the first of each."""
+USES = (
+    ("tp", "tp"),
+    ("dp", "dp"),
+    ("dp", "ep"),
+    ("tp", "ep"),
+    ("dp", "sum"),
+    ("tp", "sum"),
+)
+"""What attention and experts do with one axis; without experts the first two."""
 
 HEADS = ("tp", "all", "whole")
 """How the matrix of the logits is split."""
@@ -77,7 +84,7 @@ def megatron_grid(evaluator: TableEvaluator, budget: int) -> MegatronGrid:
 def _grid(space: Space) -> Iterator[np.ndarray]:
     """Candidates, the usual switches first."""
     mixed = any(expert_labels(space, g) for g in range(len(space.groups)))
-    uses = USES if mixed else (USES[0], USES[3])
+    uses = USES if mixed else USES[:2]
     switches = itertools.product((False, True), HEADS, (True, False))
     for out, head, norms in switches:
         for number, degrees in enumerate(space.degrees):
