@@ -12,9 +12,7 @@ other runs that DIR/results.csv holds are kept.
 
 The objective is predicted by the cost model; nothing was run on GPUs.
 
-Found (budget 10,000, 3 seeds): learn_to_shard has the best median on every instance,
-level with random and annealing on llama-3.1-8b; single seeds of it fall behind
-annealing on llama-3.1-70b summarise.
+Found (budget 10,000, megatron_grid 30,000; 1 seed): see README.md.
 """
 
 import argparse
@@ -67,7 +65,7 @@ def run(instance: Instance, serving: str, method: str, seed: int, budget: int) -
             serving=serving,
             method=method,
             seed=seed,
-            evaluations=budget,
+            evaluations=0 if method.startswith("megatron") else budget,
             tokens_per_s_per_gpu=0.0,
             bound=0.0,
         )
@@ -105,15 +103,17 @@ def _name(row: Row) -> str:
     return f"{row.instance} {row.serving}"
 
 
-def summary(rows: list[Row], budget: int, seeds: int) -> dict[str, object]:
-    """Flat keys: medians over seeds, and what they were run on."""
+def summary(rows: list[Row]) -> dict[str, object]:
+    """Flat keys: medians over seeds, most evaluations, and what they were run on."""
     found: dict[str, object] = {
-        "budget": budget,
-        "seeds": seeds,
         "jax": jax.__version__,
         "python": platform.python_version(),
         "backend": jax.default_backend(),
     }
+    for method in dict.fromkeys(row.method for row in rows):
+        mine = [row for row in rows if row.method == method]
+        found[f"{method}/evaluations"] = max(row.evaluations for row in mine)
+        found[f"{method}/seeds"] = 1 + max(row.seed for row in mine)
     for name, method in dict.fromkeys((_name(r), r.method) for r in rows):
         mine = [r for r in rows if (_name(r), r.method) == (name, method)]
         rates = [row.tokens_per_s_per_gpu for row in mine]
@@ -125,31 +125,44 @@ def summary(rows: list[Row], budget: int, seeds: int) -> dict[str, object]:
 
 
 def draw(rows: list[Row], path: Path) -> None:
-    """Medians as shares of the best method's, one group of bars per instance."""
-    instances = list(dict.fromkeys(map(_name, rows)))
+    """Medians as shares of the best method's: a panel per serving."""
+    servings = list(dict.fromkeys(row.serving for row in rows))
+    instances = list(dict.fromkeys(row.instance for row in rows))
     methods = list(dict.fromkeys(row.method for row in rows))
-    figure, axes = plt.subplots(figsize=(1.5 + 1.7 * len(instances), 3.6))
-    width = 0.8 / len(methods)
-    medians = {
-        (i, m): statistics.median(
-            r.tokens_per_s_per_gpu for r in rows if (_name(r), r.method) == (i, m)
-        )
-        for i in instances
-        for m in methods
-    }
-    for number, method in enumerate(methods):
-        best = [max(medians[i, m] for m in methods) or 1.0 for i in instances]
-        shares = [medians[i, method] / b for i, b in zip(instances, best, strict=True)]
-        places = [
-            k + (number - len(methods) / 2 + 0.5) * width for k in range(len(best))
-        ]
-        axes.bar(places, shares, width * 0.92, label=method)
-    axes.set_xticks(range(len(instances)), [i.replace(" ", "\n") for i in instances])
-    axes.set_ylabel("tokens/s/GPU, share of best method")
-    axes.set_ylim(0, 1.12)
-    axes.legend(ncol=len(methods), loc="upper center", frameon=False, fontsize=8)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
+    size = (1.8 + 3.4 * len(servings), 1.2 + 0.62 * len(instances))
+    figure, panels = plt.subplots(
+        1, len(servings), figsize=size, sharey=True, squeeze=False
+    )
+    height = 0.8 / len(methods)
+    for axes, serving in zip(panels[0], servings, strict=True):
+        for k, instance in enumerate(instances):
+            rates: dict[str, list[float]] = {method: [] for method in methods}
+            for row in rows:
+                if (row.instance, row.serving) == (instance, serving):
+                    rates[row.method].append(row.tokens_per_s_per_gpu)
+            medians = {m: statistics.median(own or [0.0]) for m, own in rates.items()}
+            best = max(medians.values()) or 1.0
+            for number, method in enumerate(methods):
+                place = k + (number - len(methods) / 2 + 0.5) * height
+                label = method if k == 0 else None
+                width = medians[method] / best
+                axes.barh(place, width, height * 0.92, color=f"C{number}", label=label)
+        axes.set_title(serving, fontsize=9)
+        axes.set_xlabel("tokens/s/GPU, share of best method", fontsize=8)
+        axes.tick_params(labelsize=8)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0][0].set_yticks(range(len(instances)), instances)
+    panels[0][0].set_ylim(len(instances) - 0.5, -0.5)
+    handles, labels = panels[0][0].get_legend_handles_labels()
+    figure.legend(
+        handles,
+        labels,
+        ncol=len(methods),
+        loc="lower center",
+        frameon=False,
+        fontsize=8,
+    )
+    figure.tight_layout(rect=(0, 0.03, 1, 1))
     figure.savefig(path, dpi=150)
 
 
@@ -194,7 +207,7 @@ def main() -> None:
         writer = csv.DictWriter(file, list(asdict(rows[0])))
         writer.writeheader()
         writer.writerows(asdict(row) for row in rows)
-    text = json.dumps(summary(rows, budget, seeds), indent=1)
+    text = json.dumps(summary(rows), indent=1)
     (args.out / "summary.json").write_text(text + "\n")
     draw(rows, args.out / "headline.png")
 
