@@ -19,9 +19,9 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from lts.assignment import Assignment, States
-from lts.graph import Node, OpGraph
+from lts.graph import EXPERTS, Node, OpGraph
 from lts.layout import resolved, result_spec, spec_of, state_numbers
-from lts.local_ops import EXPERTS, Form, local_form
+from lts.local_ops import Form, local_form
 from lts.mesh import MeshAxis
 from lts.tracing import Traced
 from lts.tracing.build import Crossing

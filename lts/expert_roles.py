@@ -10,10 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lts.graph import coverage
+from lts.graph import EXPERTS, coverage
 from lts.space import Space
 
-PRIMITIVE = "expert_ffn"
 USES = ("ep", "sum", "tp", "dp")
 
 
@@ -38,7 +37,7 @@ def expert_labels(space: Space, group: int) -> ExpertLabels | None:
     for graph in space.graphs.values():
         for op in graph.groups[group][1]:
             node = graph.nodes[op]
-            if node.primitive != PRIMITIVE:
+            if node.primitive != EXPERTS:
                 continue
             for factor in node.factors:
                 if factor.both is None:
@@ -64,7 +63,7 @@ def expert_units(space: Space) -> dict[str, int] | None:
         for node in graph.ops:
             experts = {f.both[1] for f in node.factors if f.both}
             for i, factor in enumerate(node.factors):
-                if node.primitive == PRIMITIVE and factor.reduction:
+                if node.primitive == EXPERTS and factor.reduction:
                     name = "moe_ep" if i in experts else "moe_tp"
                     found[name] = math.gcd(found.get(name, 0), factor.units)
     return found or None
@@ -81,7 +80,7 @@ def expert_degrees(space: Space, choices: np.ndarray, number: int) -> dict[str, 
     *_, (phase, graph) = space.graphs.items()
     for i, variable in enumerate(space.variables):
         nodes = [graph.nodes[index] for p, index in variable.members if p == phase]
-        if not nodes or nodes[0].primitive != PRIMITIVE:
+        if not nodes or nodes[0].primitive != EXPERTS:
             continue
         experts = {f.both[1] for f in nodes[0].factors if f.both}
         states = space.choice_states(i)[choices[i]]

@@ -27,6 +27,9 @@ import numpy as np
 NONE = 0
 """State of a mesh axis that shards nothing; factor `i` is state `i + 1`."""
 
+EXPERTS = "expert_ffn"
+"""Primitive of a mixture of experts, `lts.expert_ffn`."""
+
 
 class NodeKind(StrEnum):
     """What a node is; arguments are values that the caller passes in."""

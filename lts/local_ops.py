@@ -13,14 +13,11 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
-from lts.graph import Node, coverage
+from lts.graph import EXPERTS, Node, coverage
 from lts.layout import spec_of
 from lts.mesh import MeshAxis
 from lts.models.dispatch import ExpertLayout, sharded_expert_ffn
 from lts.models.experts import arguments
-
-EXPERTS = "expert_ffn"
-"""What a mixture of experts is called in graphs."""
 
 AnyMesh = Mesh | AbstractMesh
 Form = Callable[[AnyMesh, Any, Sequence[Any], Mapping[str, Any]], Any]

@@ -19,7 +19,6 @@ from lts.graph import Node, Operand
 from lts.hardware import Cluster
 from lts.mesh import Degrees, MeshAxis
 
-PRIMITIVE = "expert_ffn"
 _ELEMENTWISE_LAUNCHES = 4  # sort, pack, activation, combine
 
 
@@ -150,11 +149,9 @@ def _rows(load: Load) -> np.ndarray:
     return expert_rows(load.pairs, load.experts, most=load.tokens * load.exchanged)
 
 
-def _exchange_time_s(
-    load: Load, sizes: Sizes, cluster: Cluster, bandwidth: float, skew: float
-) -> np.ndarray:
-    """Two all-to-alls a round, and the all-reduce that counts the rounds."""
-    there, back = all_to_all_bytes(
+def _exchanged_bytes(load: Load, sizes: Sizes) -> tuple[np.ndarray, np.ndarray]:
+    """Bytes of one device's rows in a round, there and back."""
+    return all_to_all_bytes(
         load.tokens,
         sizes.top_k,
         load.exchanged,
@@ -162,6 +159,13 @@ def _exchange_time_s(
         sizes.width,
         sizes.itemsize,
     )
+
+
+def _exchange_time_s(
+    load: Load, sizes: Sizes, cluster: Cluster, bandwidth: float, skew: float
+) -> np.ndarray:
+    """Two all-to-alls a round, and the all-reduce that counts the rounds."""
+    there, back = _exchanged_bytes(load, sizes)
     nbytes = there + back
     start, per_byte = collective_cost("all_to_all", load.inside, load.across, cluster)
     count, _ = collective_cost("all_reduce", load.inside, load.across, cluster)
@@ -175,14 +179,7 @@ def _exchange_time_s(
 def buffer_bytes(node: Node, sharding: Sharding) -> np.ndarray:
     """Bytes of the buffers of an expert op; `[degrees, choices, batches]`."""
     load, sizes = load_of(node, sharding, 1.0), sizes_of(node)
-    there, back = all_to_all_bytes(
-        load.tokens,
-        sizes.top_k,
-        load.exchanged,
-        load.split,
-        sizes.width,
-        sizes.itemsize,
-    )
+    there, back = _exchanged_bytes(load, sizes)
     rows = _rows(load)
     wide = sizes.width + 2 * sizes.hidden / load.hidden_ways
     exchanged = np.where(load.exchanged > 1, there + back, 0.0)
@@ -201,12 +198,5 @@ def exchanged_bytes(
     ones = np.ones((1, 1), np.int64)
     load = load_of(node, shard(node, states[None], (degrees,), ones, 1), 1.0)
     sizes = sizes_of(node)
-    there, back = all_to_all_bytes(
-        load.tokens,
-        sizes.top_k,
-        load.exchanged,
-        load.split,
-        sizes.width,
-        sizes.itemsize,
-    )
+    there, back = _exchanged_bytes(load, sizes)
     return int(there.squeeze()), int(back.squeeze())

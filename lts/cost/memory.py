@@ -10,7 +10,7 @@ import numpy as np
 
 from lts.cost import experts
 from lts.cost.sharding import Sharding
-from lts.graph import Node, NodeKind, OpGraph
+from lts.graph import EXPERTS, Node, NodeKind, OpGraph
 
 
 def leaf_bytes(node: Node, sharding: Sharding) -> np.ndarray:
@@ -46,7 +46,7 @@ def activation_bytes(node: Node, graph: OpGraph, sharding: Sharding) -> np.ndarr
         )
         if operand.streamed and not held:
             total = total + sharding.local_bytes(operand.array, operand.factors)
-    if node.primitive == experts.PRIMITIVE:
+    if node.primitive == EXPERTS:
         total = total + experts.buffer_bytes(node, sharding)
     return total
 

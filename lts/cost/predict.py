@@ -14,7 +14,7 @@ from lts.cost import experts
 from lts.cost.collective import Step, reshard_steps, result_fraction
 from lts.cost.sharding import reduced_axes
 from lts.cost.tables import edge_states
-from lts.graph import Node, OpGraph
+from lts.graph import EXPERTS, Node, OpGraph
 from lts.mesh import MeshAxis
 
 
@@ -55,7 +55,7 @@ def predicted_collectives(
             continue
         seen.add(key)
         ends = [graph.nodes[i].name for i in (edge.source, edge.target)]
-        own = graph.nodes[edge.source].primitive == experts.PRIMITIVE
+        own = graph.nodes[edge.source].primitive == EXPERTS
         for step in reshard_steps(source, target, len(dims), sizes, inside):
             kind, fraction = step.kind, float(result_fraction(step))
             # A mixture of experts scatters its sums itself, on every target.
@@ -66,7 +66,7 @@ def predicted_collectives(
     for node in graph.values:
         rows += _reductions(node, states[node.index], axes, sizes)
     for node in graph.ops:
-        if node.primitive == experts.PRIMITIVE:
+        if node.primitive == EXPERTS:
             rows += _exchanges(node, states[node.index], axes)
     return rows
 

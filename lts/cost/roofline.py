@@ -5,7 +5,7 @@ import numpy as np
 from lts.cost import experts
 from lts.cost.collective import collective_cost
 from lts.cost.sharding import Sharding, group_sizes, reduced_axes
-from lts.graph import Node
+from lts.graph import EXPERTS, Node
 from lts.hardware import Cluster
 
 
@@ -22,7 +22,7 @@ def node_time_s(
 
     Source: Williams, Waterman, Patterson (2009), with achieved rates of `Chip`.
     """
-    if node.primitive == experts.PRIMITIVE:
+    if node.primitive == EXPERTS:
         time = experts.expert_time_s(node, sharding, cluster, skew)
     else:
         time = _op_time_s(node, sharding, cluster) if node.is_op else 0.0

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 
+from lts.graph import EXPERTS
 from lts.tracing.expert_rules import expert_ffn, ragged_dot
 from lts.tracing.flatten import Equation, Tensor
 from lts.tracing.op_rule import OpRule, Rule
@@ -123,7 +124,7 @@ def _mixing(dim_of: Callable[[Equation], int]) -> Rule:
     return rule_of
 
 
-CALLS: dict[str, Rule] = {"expert_ffn": expert_ffn}
+CALLS: dict[str, Rule] = {EXPERTS: expert_ffn}
 """Rules of functions that are one op when called under `jax.jit`, by name."""
 
 DECIDE: dict[str, Rule] = {

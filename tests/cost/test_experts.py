@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 import lts
-from lts.cost import experts
 from lts.cost.collective import collective_cost
 from lts.cost.dispatch import destination_rows, experts_touched
 from lts.cost.memory import activation_bytes
 from lts.cost.roofline import node_time_s
 from lts.cost.sharding import shard
+from lts.graph import EXPERTS as PRIMITIVE
 from lts.mesh import Degrees, MeshAxis
 from lts.prepare import prepare_function
 
@@ -67,7 +67,7 @@ def compute_s(rows: float, touched: float, parts: int) -> float:
 
 def test_the_op_offers_tokens_and_experts_together(graph):
     (node,) = graph.ops
-    assert node.primitive == experts.PRIMITIVE
+    assert node.primitive == PRIMITIVE
     assert [(f.size, f.reduction, f.both) for f in node.factors] == [
         (BATCH, False, None),
         (LENGTH, False, None),
