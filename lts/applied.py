@@ -27,7 +27,7 @@ class Lowerable:
     graph: OpGraph
     states: list[np.ndarray]
     specs: PhaseSpecs
-    leaves: list[Any]  # abstract flat arguments
+    leaves: list[Any]  # abstract: flat arguments, then closed-over arrays
 
 
 @dataclass(eq=False, kw_only=True)
@@ -55,6 +55,7 @@ class AppliedStep:
     donated: tuple[str, ...] = ()
     weights: str = ""
     _found: dict[Any, Lowerable] = field(default_factory=dict)
+    _closed: dict[int, jax.Array] = field(default_factory=dict)  # by id, on the mesh
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The function's result."""
@@ -68,8 +69,18 @@ class AppliedStep:
                 strict=True,
             )
         ]
-        outs = found.step(*leaves)
+        outs = found.step(*leaves, *self._closed_over(found))
         return jax.tree.unflatten(found.traced.out_tree, outs)
+
+    def _closed_over(self, found: Lowerable) -> list[jax.Array]:
+        """Arrays that the function closes over, put on the mesh once."""
+        for array, spec in zip(
+            found.traced.closed_over.values(), found.specs.closed_over, strict=True
+        ):
+            if id(array) not in self._closed:
+                assert isinstance(self.mesh, Mesh)
+                (self._closed[id(array)],) = put([array], [spec], self.mesh)
+        return [self._closed[id(array)] for array in found.traced.closed_over.values()]
 
     def _placed(self, leaf: Any, path: str, spec: PartitionSpec) -> Any:
         """A leaf as the step takes it: a small one is moved, a large one must lie so.
@@ -105,10 +116,10 @@ class AppliedStep:
     def prepared(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Lowerable:
         """The jit for a signature, traced at its first use."""
         leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)))
-        abstract = [jax.ShapeDtypeStruct(np.shape(x), _dtype(x)) for x in leaves]
-        key = (tree, tuple((leaf.shape, leaf.dtype) for leaf in abstract))
+        shapes = [abstract(x) for x in leaves]
+        key = (tree, tuple((leaf.shape, leaf.dtype) for leaf in shapes))
         if key not in self._found:
-            self._found[key] = self._prepare(tree, abstract)
+            self._found[key] = self._prepare(tree, shapes)
         return self._found[key]
 
     def _kind(self, path: str) -> NodeKind:
@@ -140,7 +151,7 @@ class AppliedStep:
             graph=graph,
             states=states,
             specs=specs,
-            leaves=leaves,
+            leaves=[*leaves, *map(abstract, traced.closed_over.values())],
         )
 
 
@@ -152,9 +163,11 @@ def _hint(path: str, rank: int, dims: Mapping[str, Sequence[str]]) -> Sequence[s
     return stacked[1:] if len(stacked) == rank + 1 else stacked
 
 
-def _dtype(leaf: Any) -> Any:
+def abstract(leaf: Any) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of an argument, as jax sees it."""
     dtype = leaf.dtype if hasattr(leaf, "dtype") else np.result_type(leaf)
-    return jax.dtypes.canonicalize_dtype(dtype, allow_extended_dtype=True)
+    dtype = jax.dtypes.canonicalize_dtype(dtype, allow_extended_dtype=True)
+    return jax.ShapeDtypeStruct(np.shape(leaf), dtype)
 
 
 def _check_divides(

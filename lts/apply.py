@@ -23,9 +23,19 @@ from lts.graph import EXPERTS, Node, OpGraph
 from lts.layout import resolved, result_spec, spec_of, state_numbers
 from lts.local_ops import Form, local_form
 from lts.mesh import MeshAxis
-from lts.tracing import Traced
+from lts.tracing import CALLS, Traced
 from lts.tracing.build import Crossing
-from lts.tracing.flatten import Equation, Path, Tensor, inner_jaxprs, open_jaxpr
+from lts.tracing.flatten import (
+    Equation,
+    Path,
+    Tensor,
+    called_body,
+    closes_over,
+    inner_jaxprs,
+    is_resized,
+    open_jaxpr,
+)
+from lts.tracing.repeats import extended
 
 AnyMesh = Mesh | AbstractMesh
 
@@ -36,6 +46,7 @@ class PhaseSpecs:
 
     Attributes:
       arguments, results: spec of every flat argument and result.
+      closed_over: spec of every closed-over array that is an argument.
       before, after: per equation path, specs that operands and results are put to, in
         order; by position.
       entries: per inner jaxpr, specs that its inputs are put to.
@@ -43,6 +54,7 @@ class PhaseSpecs:
     """
 
     arguments: tuple[PartitionSpec, ...]
+    closed_over: tuple[PartitionSpec, ...]
     results: tuple[PartitionSpec, ...]
     before: Mapping[Path, Mapping[int, PartitionSpec]]
     after: Mapping[Path, Mapping[int, tuple[PartitionSpec, ...]]]
@@ -119,6 +131,8 @@ def phase_specs(
     for path, eq in traced.equations.items():
         if path in ops:
             node = graph.nodes[ops[path]]
+            if node.fixed:  # its own specs say where operands and results lie
+                continue
             before[path], after[path] = _op_specs(eq, node, states, places, axes)
             form = _local_form(eq, node, states, places, axes)
             if form is not None:
@@ -145,14 +159,16 @@ def phase_specs(
         }
         for path, tensors in traced.scopes.items()
     }
-    program = places.draft.program
+    program, count = places.draft.program, len(traced.in_paths)
+    arguments = tuple(value_spec(t) or PartitionSpec() for t in program.arguments)
     return PhaseSpecs(
-        arguments=tuple(value_spec(t) or PartitionSpec() for t in program.arguments),
+        arguments=arguments[:count],
+        closed_over=arguments[count:],
         results=tuple(value_spec(t) or PartitionSpec() for t in program.results),
-        before=before,
-        after=after,
+        before=extended(before, traced.twins),
+        after=extended(after, traced.twins),
         entries=entries,
-        local=local,
+        local=extended(local, traced.twins),
     )
 
 
@@ -211,9 +227,14 @@ def _local_form(
 
 
 class _Rewriter:
-    def __init__(self, specs: PhaseSpecs, mesh: AnyMesh) -> None:
+    """Evaluates a jaxpr again; `closed`: closed-over arrays that are arguments."""
+
+    def __init__(
+        self, specs: PhaseSpecs, mesh: AnyMesh, closed: Mapping[int, jax.Array]
+    ) -> None:
         self.specs = specs
         self.mesh = mesh
+        self.closed = closed
 
     def put(self, value: Any, spec: PartitionSpec) -> Any:
         return jax.lax.with_sharding_constraint(value, NamedSharding(self.mesh, spec))
@@ -255,10 +276,12 @@ class _Rewriter:
         self, jaxpr: Any, consts: Sequence, args: Sequence, path: Path
     ) -> list[jax.Array]:
         """Evaluate a jaxpr, every array put to its specs."""
+        consts = [self.closed.get(id(const), const) for const in consts]
         values = dict(zip(jaxpr.constvars, consts, strict=True))
         values.update(zip(jaxpr.invars, args, strict=True))
         resharded: dict[tuple[Any, PartitionSpec], Any] = {}
         lies: dict[Any, PartitionSpec] = {}  # where a value was put last
+        bases: dict[Any, Any] = {}  # the same array with other dims of extent 1
 
         def read(atom: Any) -> Any:
             return atom.val if hasattr(atom, "val") else values[atom]
@@ -274,18 +297,14 @@ class _Rewriter:
                     continue
                 if lies.get(atom) != spec:
                     # One reshard for all consumers that want the same layout.
-                    if (atom, spec) not in resharded:
-                        resharded[atom, spec] = self.put(value, spec)
-                    value = resharded[atom, spec]
+                    base, own = _without_units(atom, spec, bases)
+                    if (base, own) not in resharded:
+                        resharded[base, own] = self.put(values[base], own)
+                    moved = resharded[base, own]
+                    value = self.put(moved.reshape(value.shape), spec)
                 operands.append(value)
-            form = self.specs.local.get(here)
             with equation.ctx.manager:
-                if form is not None:
-                    outs = form(self.mesh, equation, operands, equation.params)
-                else:
-                    params = self.params(equation, here)
-                    outs = equation.primitive.bind(*operands, **params)
-            outs = outs if equation.primitive.multiple_results else [outs]
+                outs = self.bound(equation, operands, here)
             after = self.specs.after.get(here, {})
             for number, (var, out) in enumerate(
                 zip(equation.outvars, outs, strict=True)
@@ -294,17 +313,54 @@ class _Rewriter:
                     out = self.put(out, spec)
                     lies[var] = spec
                 values[var] = out
+            source = equation.invars[0] if equation.invars else None
+            if hasattr(source, "count") and is_resized(
+                equation.primitive.name,
+                *(atom.aval.shape for atom in (source, *equation.outvars)),
+            ):
+                bases[equation.outvars[0]] = bases.get(source, source)
         return [read(atom) for atom in jaxpr.outvars]
+
+    def bound(self, equation: Any, operands: Sequence, path: Path) -> Sequence:
+        """Results of one equation."""
+        form = self.specs.local.get(path)
+        if form is not None:
+            outs = form(self.mesh, equation, operands, equation.params)
+            return outs if equation.primitive.multiple_results else [outs]
+        body = called_body(equation, CALLS)
+        if body is not None and closes_over(body[1], self.closed):
+            # What it closes over is an argument now: evaluated here, in its sight.
+            piece, inner = body
+            consts = getattr(inner, "consts", ())
+            jaxpr = open_jaxpr(inner)
+            return self.evaluate(jaxpr, consts, operands, (*path, *piece))
+        outs = equation.primitive.bind(*operands, **self.params(equation, path))
+        return outs if equation.primitive.multiple_results else [outs]
+
+
+def _without_units(
+    atom: Any, spec: PartitionSpec, bases: Mapping[Any, Any]
+) -> tuple[Any, PartitionSpec]:
+    """The array that a value is but for dims of extent 1, and its spec."""
+    base = bases.get(atom, atom)
+    entries = (*spec, *(None,) * (len(atom.aval.shape) - len(spec)))
+    kept = iter([e for e, n in zip(entries, atom.aval.shape, strict=True) if n != 1])
+    own = [None if n == 1 else next(kept) for n in base.aval.shape]
+    while own and own[-1] is None:
+        own.pop()
+    return base, PartitionSpec(*own)
 
 
 def constrained(
     traced: Traced, specs: PhaseSpecs, mesh: AnyMesh
 ) -> Callable[..., list[jax.Array]]:
-    """The traced program on flat arguments, with constraints inside."""
-    rewriter = _Rewriter(specs, mesh)
+    """The traced program on flat arguments and closed-over arrays, constrained."""
+    ids = [id(array) for array in traced.closed_over.values()]
 
     def run(*leaves: jax.Array) -> list[jax.Array]:
-        return rewriter.evaluate(traced.closed.jaxpr, traced.closed.consts, leaves, ())
+        args, closed = leaves[: len(traced.in_paths)], leaves[len(traced.in_paths) :]
+        rewriter = _Rewriter(specs, mesh, dict(zip(ids, closed, strict=True)))
+        return rewriter.evaluate(traced.closed.jaxpr, traced.closed.consts, args, ())
 
     return run
 
@@ -312,7 +368,7 @@ def constrained(
 def jitted(
     traced: Traced, specs: PhaseSpecs, mesh: AnyMesh, donate: Sequence[int] = ()
 ) -> Any:
-    """`jax.jit` of the constrained program on flat arguments.
+    """`jax.jit` of the constrained program on flat arguments and closed-over arrays.
 
     Args:
       donate: numbers of the flat arguments to donate.
@@ -323,7 +379,7 @@ def jitted(
 
     return jax.jit(
         constrained(traced, specs, mesh),
-        in_shardings=tuple(put(specs.arguments)),
+        in_shardings=tuple(put([*specs.arguments, *specs.closed_over])),
         out_shardings=put(specs.results),
         donate_argnums=tuple(donate),
         keep_unused=True,

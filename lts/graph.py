@@ -119,11 +119,13 @@ class Operand:
 class Kernel:
     """Elementwise work inside a value: arrays read and written by one fused loop.
 
-    Each entry is an array and, per dim, the factor of the value that lies on it.
+    Each entry is an array and, per dim, the factor of the value that lies on it. One
+    `in_place` writes a part of a larger array (a cache update).
     """
 
     arrays: tuple[tuple[Array, tuple[int | None, ...]], ...]
     trips: int
+    in_place: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +139,24 @@ class Reduction:
     factors: tuple[int | None, ...]
     reduced: tuple[int, ...]
     trips: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchange:
+    """A collective that the program itself asks for, inside a `shard_map`.
+
+    Attributes:
+      kind: as `lts.cost.collective.STEPS` has it.
+      axes: mesh axes over which it goes.
+      operand_bytes, result_bytes: on one device.
+      trips: of the loops around it, inside the `shard_map`.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    operand_bytes: float
+    result_bytes: float
+    trips: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +174,13 @@ class Leaf:
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """A node: an op, or a value (a group of arrays with one layout)."""
+    """A node: an op, or a value (a group of arrays with one layout).
+
+    Attributes:
+      fixed: mesh axes that the program has bound (`shard_map`): name, size, and the
+        state that the axis has in every plan.
+      exchanges: collectives of such an op.
+    """
 
     index: int
     name: str
@@ -172,6 +198,8 @@ class Node:
     array: Array | None = None  # of a value: its largest member
     array_factors: tuple[int | None, ...] = ()
     source: str = ""  # file:line in the user's code
+    fixed: tuple[tuple[str, int, int], ...] = ()
+    exchanges: tuple[Exchange, ...] = ()
 
     @property
     def is_op(self) -> bool:
@@ -200,13 +228,24 @@ class Edge:
 
 @dataclass(frozen=True, kw_only=True)
 class OpGraph:
-    """A traced program: nodes, edges, and what no node carries."""
+    """A traced program: nodes, edges, and what no node carries.
+
+    Attributes:
+      groups: name and ops of each group that shares roles.
+      hub_labels: labels of the residual stream.
+      replicated_bytes: traffic of work that depends on no shardable array.
+      loop_copy_bytes: what XLA moves on top because layers are scanned: it copies the
+        slice of a stacked weight before a contraction reads it, and a stacked cache
+        into and out of the loop. Not in any price; unrolled layers have none.
+      notes: what the user should know.
+    """
 
     nodes: tuple[Node, ...]
     edges: tuple[Edge, ...]
-    groups: tuple[tuple[str, tuple[int, ...]], ...]  # name, ops that share roles
-    hub_labels: frozenset[int] = frozenset()  # labels of the residual stream
-    replicated_bytes: float = 0.0  # traffic of work that depends on no shardable array
+    groups: tuple[tuple[str, tuple[int, ...]], ...]
+    hub_labels: frozenset[int] = frozenset()
+    replicated_bytes: float = 0.0
+    loop_copy_bytes: float = 0.0
     notes: tuple[str, ...] = field(default=())
 
     @property
@@ -223,6 +262,39 @@ class OpGraph:
     def flops(self) -> float:
         """Arithmetic of all ops, regions times their trips, at the traced batch."""
         return sum(node.flops * node.trips for node in self.ops)
+
+    @property
+    def compulsory_bytes(self) -> float:
+        """Bytes that any execution moves: arguments read, results written, once each.
+
+        Of a table that is only looked up, the rows; of an argument that is updated in
+        place, what is written. At the traced batch, of the whole program.
+        """
+        return sum(self._read_bytes(v) + self._written_bytes(v) for v in self.values)
+
+    def _read_bytes(self, value: Node) -> float:
+        nbytes = sum(leaf.array.nbytes for leaf in value.leaves if not leaf.is_output)
+        readers = [self.nodes[e.target] for e in self.edges if e.source == value.index]
+        if not readers or any(node.primitive != "gather" for node in readers):
+            return nbytes
+        looked_up = [
+            result.array.nbytes * node.trips
+            for node in readers
+            if node.operands[0].value == value.index
+            for result in node.results
+        ]
+        return min(nbytes, sum(looked_up)) if looked_up else nbytes
+
+    def _written_bytes(self, value: Node) -> float:
+        written = sum(leaf.array.nbytes for leaf in value.leaves if leaf.is_output)
+        updates = sum(
+            array.nbytes * kernel.trips
+            for kernel in value.kernels
+            if kernel.in_place
+            for array, _ in kernel.arrays[:1]
+        )
+        is_argument = any(not leaf.is_output for leaf in value.leaves)
+        return min(written, updates) if updates and is_argument else written
 
     def node(self, name: str) -> Node:
         """The node called `name`.

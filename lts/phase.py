@@ -309,10 +309,11 @@ class PhasePlan:
         predicted = predicted_collectives(
             found.graph, found.states, degrees.axes, scatters=False
         )
+        placed = (*found.specs.arguments, *found.specs.closed_over)
         nbytes = sum(
             leaf.dtype.itemsize
             * math.prod(NamedSharding(mesh, spec).shard_shape(leaf.shape))
-            for leaf, spec in zip(found.leaves, found.specs.arguments, strict=True)
+            for leaf, spec in zip(found.leaves, placed, strict=True)
         )
         return compare(self.name, program, predicted, nbytes, degrees.shape)
 

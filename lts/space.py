@@ -15,17 +15,16 @@ for its batch, which the cost model masks.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from lts.assignment import Assignment, States
+from lts.given import INHERIT, given_states
 from lts.graph import NONE, NodeKind, OpGraph, coverage
 from lts.mesh import Degrees
 from lts.variables import Variable, variables_of
-
-INHERIT = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,15 +260,14 @@ class Space:
             )
         picks = np.zeros(self.num_genes, np.int32)
         picks[0] = self.degrees.index(assignment.degrees)
-        numbers = {name: label for label, name in self.label_names.items()}
         for g, group in enumerate(self.groups):
+            known = [self.label_names[label] for label in self.role_labels[g]]
             for axis, role in enumerate(assignment.roles.get(group, ())):
                 if role is not None:
-                    labels = self.role_labels[g]
-                    if numbers.get(role) not in labels:
+                    if role not in known:
                         raise ValueError(f"group {group!r} has no role {role!r}")
                     place = self.first_role + g * self.num_axes + axis
-                    picks[place] = 1 + labels.index(numbers[role])
+                    picks[place] = 1 + known.index(role)
         default = self.choices(picks)
         for i, variable in enumerate(self.variables):
             phase, node = variable.members[0]
@@ -317,7 +315,7 @@ def build_space(graphs: Mapping[str, OpGraph], degrees: Sequence[Degrees]) -> Sp
                 names.setdefault(factor.label, factor.name.rstrip("'"))
     rank = np.argsort(np.argsort(-flops, kind="stable"))
     variables = variables_of(graphs, rank)
-    return Space(
+    space = Space(
         graphs=dict(graphs),
         degrees=tuple(degrees),
         groups=groups,
@@ -326,6 +324,11 @@ def build_space(graphs: Mapping[str, OpGraph], degrees: Sequence[Degrees]) -> Sp
         variables=variables,
         positions=_positions(variables) & {x for found in labels for x in found},
     )
+    pinned = {
+        space.first_override + variable * space.num_axes + axis: value
+        for variable, axis, value in given_states(graphs, variables, degrees)
+    }
+    return replace(space, pinned=tuple(sorted(pinned.items())))
 
 
 def _positions(variables: Sequence[Variable]) -> frozenset[int]:

@@ -68,6 +68,16 @@ def predicted_collectives(
     for node in graph.ops:
         if node.primitive == EXPERTS:
             rows += _exchanges(node, states[node.index], axes)
+        rows += [
+            Predicted(
+                kind=found.kind,
+                axes=found.axes,
+                nbytes=round(found.result_bytes),
+                count=found.trips * node.trips,
+                reason=f"in {node.name}",
+            )
+            for found in node.exchanges
+        ]
     return rows
 
 

@@ -28,6 +28,7 @@ def node_time_s(
         time = _op_time_s(node, sharding, cluster) if node.is_op else 0.0
     time = time + _kernel_time_s(node, sharding, cluster)
     time = time + _reduction_time_s(node, sharding, cluster)
+    time = time + _exchange_time_s(node, sharding, cluster)
     return np.where(sharding.batch_legal(node.factors), time, np.inf)
 
 
@@ -66,4 +67,16 @@ def _reduction_time_s(node: Node, sharding: Sharding, cluster: Cluster) -> np.nd
         nbytes = sharding.local_bytes(reduction.array, reduction.factors)
         time = fixed[..., None] + per_byte[..., None] * nbytes
         total = total + time * reduction.trips
+    return total
+
+
+def _exchange_time_s(node: Node, sharding: Sharding, cluster: Cluster) -> np.ndarray:
+    """Collectives that the program asks for, over the axes of its own mesh."""
+    total = np.zeros(())
+    for found in node.exchanges:
+        axes = np.array([name in found.axes for name, *_ in node.fixed])
+        inside, across = group_sizes(axes, sharding)
+        fixed, per_byte = collective_cost(found.kind, inside, across, cluster)
+        time = (fixed + per_byte * found.operand_bytes)[..., None]
+        total = total + time * found.trips * node.trips
     return total

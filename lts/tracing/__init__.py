@@ -1,10 +1,13 @@
 """Tracing: a JAX function and its abstract arguments to an `OpGraph`.
 
-`flatten.py` inlines the jaxpr, `follow.py` and `decide.py` hold one rule per primitive,
-`groups.py` ties arrays together, `build.py` and `finish.py` are the two passes,
-`kernels.py` finds fused elementwise work, and `labels.py` names factors and groups ops.
-Nothing is allocated or run.
+`flatten.py` inlines the jaxpr (`regions.py`: scan, while, cond), `repeats.py` folds
+unrolled layers, `follow.py` and `decide.py` hold one rule per primitive, `groups.py`
+ties arrays together, `build.py` and `finish.py` are the two passes, `kernels.py` finds
+fused elementwise work, and `labels.py` names factors and groups ops. Nothing is
+allocated or run.
 """
+
+import warnings
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,20 +17,35 @@ import jax
 from jax.tree_util import keystr
 
 from lts.graph import NodeKind, OpGraph
-from lts.tracing.build import Argument, draft_of
-from lts.tracing.decide import CALLS, UnsupportedOpError, register_rule
+from lts.tracing.build import Argument, draft_of, flops_of
+from lts.tracing.decide import CALLS, DECIDE, UnsupportedOpError, register_rule
 from lts.tracing.finish import Finisher
-from lts.tracing.flatten import Equation, Tensor, flatten
+from lts.tracing.flatten import Equation, Path, Tensor, flatten
 from lts.tracing.labels import link_phases
+from lts.tracing.regions import price_branches
+from lts.tracing.repeats import fold_repeats
+from lts.tracing.trips import Trips
 
 __all__ = [
+    "CALLS",
+    "CLOSED",
+    "ClosedOverWarning",
     "Traced",
+    "Trips",
     "UnsupportedOpError",
     "link_phases",
     "register_rule",
     "trace",
     "trace_program",
 ]
+
+
+CLOSED = "closed"
+"""Head of the paths of closed-over arrays: `closed/0`, `closed/1`, ..."""
+
+
+class ClosedOverWarning(UserWarning):
+    """A function closes over large arrays, which become arguments of the plan."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -38,19 +56,23 @@ class Traced:
       graph: the graph; factors are named by `link_phases`.
       closed: the closed jaxpr.
       places: where arrays and ops of the flat program stand in the graph.
-      equations: flat equations by path; pseudo-equations left out.
+      equations: flat equations by path; pseudo-equations and folded copies left out.
+      twins: per folded copy, the equation that stands for it.
       scopes: inputs of every inner jaxpr, by its path.
       in_paths, out_paths: path of every flat argument and result.
+      closed_over: arrays that are further arguments, by path.
       out_tree: tree of the result.
     """
 
     graph: OpGraph
     closed: Any
     places: Finisher
-    equations: Mapping[tuple, Equation]
-    scopes: Mapping[tuple, list[Tensor]]
+    equations: Mapping[Path, Equation]
+    twins: Mapping[Path, Path]
+    scopes: Mapping[Path, list[Tensor]]
     in_paths: tuple[str, ...]
     out_paths: tuple[str, ...]
+    closed_over: Mapping[str, Any]
     out_tree: Any
 
 
@@ -71,6 +93,7 @@ def trace_program(
     kinds: Callable[[str], NodeKind] | None = None,
     batch_dims: Mapping[str, tuple[int, ...]] | None = None,
     on_unknown: str = "error",
+    trips: Trips = None,
 ) -> Traced:
     """Trace a function; factors of the graph are not yet named.
 
@@ -78,13 +101,16 @@ def trace_program(
       function: any function that jax can trace.
       args, kwargs: arrays or `jax.ShapeDtypeStruct`s (pytrees of them).
       names: a name per positional argument, for paths; else its position.
-      kinds: what an argument is, from its path; default: all are inputs.
+      kinds: what an argument is, from its path; default: all are inputs. Closed-over
+        arrays have paths `closed/0`, `closed/1`, ...
       batch_dims: per path, the dims whose extent is the serving batch.
       on_unknown: "error", or "replicate" for primitives without a rule.
+      trips: how often while loops of unknown length run: all of them, or by their
+        `file.py:line` or named scope; None for once, with a note.
 
     Raises:
       UnsupportedOpError: for a primitive without a rule, unless replicated.
-      ValueError: if `on_unknown` is neither.
+      ValueError: if `on_unknown` is neither, or `trips` names no such loop.
     """
     if on_unknown not in ("error", "replicate"):
         raise ValueError(f"on_unknown is {on_unknown!r}; use 'error' or 'replicate'")
@@ -94,15 +120,20 @@ def trace_program(
     flat_out, out_tree = jax.tree_util.tree_flatten_with_path(out_shape)
     out_paths = ["/".join(("out", path_name(path))) for path, _ in flat_out]
     out_paths = [path.rstrip("/") for path in out_paths]
+    program = flatten(closed, CALLS, trips)
+    price_branches(program, flops_of)
+    program = fold_repeats(program, DECIDE)
+    closed_over = {f"{CLOSED}/{i}": x for i, x in enumerate(program.closed_over)}
+    if closed_over:
+        warnings.warn(_closed_over_text(closed_over), ClosedOverWarning, stacklevel=2)
     arguments = [
         Argument(
             path=path,
             kind=kinds(path) if kinds is not None else NodeKind.INPUT,
             batch_dims=(batch_dims or {}).get(path, ()),
         )
-        for path in in_paths
+        for path in (*in_paths, *closed_over)
     ]
-    program = flatten(closed, CALLS)
     draft = draft_of(program, arguments, out_paths, on_unknown)
     places = Finisher(draft)
     return Traced(
@@ -110,10 +141,23 @@ def trace_program(
         closed=closed,
         places=places,
         equations={eq.path: eq for eq in program.equations if eq.primitive != "link"},
+        twins=program.twins,
         scopes=program.scopes,
         in_paths=tuple(in_paths),
         out_paths=tuple(out_paths),
+        closed_over=closed_over,
         out_tree=out_tree,
+    )
+
+
+def _closed_over_text(arrays: Mapping[str, Any]) -> str:
+    sizes = sorted(((x.nbytes, x.shape, x.dtype) for x in arrays.values()), key=str)
+    nbytes = sum(size for size, _, _ in sizes)
+    _, shape, dtype = max(sizes, key=lambda found: found[0])
+    return (
+        f"the function closes over {len(sizes)} arrays of {nbytes:,} bytes (the largest "
+        f"is {dtype}{list(shape)}); they get layouts as further arguments, "
+        f"{CLOSED}/0 and so on. Pass them as arguments to name their specs yourself"
     )
 
 
@@ -128,7 +172,9 @@ def argument_paths(
     ]
 
 
-def trace(function: Callable[..., Any], *args: Any, **kwargs: Any) -> OpGraph:
+def trace(
+    function: Callable[..., Any], *args: Any, **kwargs: Any
+) -> OpGraph:
     """The `OpGraph` of a function; arguments may be arrays or `ShapeDtypeStruct`s.
 
     >>> import jax

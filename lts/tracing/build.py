@@ -24,6 +24,7 @@ from lts.tracing.follow import (
     units_of,
 )
 from lts.tracing.groups import Groups
+from lts.tracing.manual import shard_map_rule
 from lts.tracing.op_rule import OpRule
 
 DimMap = tuple[int | None, ...]
@@ -107,7 +108,9 @@ class _Builder:
                 self.groups.add(out)
             if all(t.is_local or t.index in self.weights for t in eq.ins):
                 self.weights.update(out.index for out in eq.outs)
-            if eq.primitive in DECIDE:  # first: a registered rule goes before ours
+            if eq.primitive == "shard_map":
+                self.decide(eq, shard_map_rule(eq, flops_of))
+            elif eq.primitive in DECIDE:  # first: a registered rule goes before ours
                 self.decide(eq, DECIDE[eq.primitive](eq))
             elif eq.primitive in ELEMENTWISE:
                 self.elementwise(eq)
@@ -301,6 +304,14 @@ class _Builder:
         count = self.names[base] = self.names.get(base, 0) + 1
         name = base if count == 1 else f"{base}#{count}"
         self.draft.decisions.append(Decision(equation=eq, rule=rule, name=name))
+
+
+def flops_of(eq: Equation) -> float:
+    """Arithmetic of one execution of an equation; elementwise work counts none."""
+    if eq.primitive == "shard_map":
+        return shard_map_rule(eq, flops_of).flops
+    rule = DECIDE.get(eq.primitive)
+    return 0.0 if rule is None else rule(eq).flops
 
 
 def _replicated(eq: Equation) -> OpRule:

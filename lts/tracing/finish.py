@@ -6,10 +6,12 @@ Factors are named by `lts.tracing.labels`.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 
 from lts.graph import (
+    NONE,
     Array,
     Edge,
     Factor,
@@ -22,10 +24,10 @@ from lts.graph import (
     Reduction,
 )
 from lts.tracing.build import Decision, Draft, members
-from lts.tracing.flatten import Equation, Tensor
-from lts.tracing.follow import is_reduction
+from lts.tracing.flatten import Equation, Tensor, is_resized
 from lts.tracing.groups import UnionFind
 from lts.tracing.kernels import find_kernels, fuse_scores
+from lts.tracing.loads import Loads
 
 PRECEDENCE = (NodeKind.CACHE, NodeKind.PARAMETER, NodeKind.INPUT)
 
@@ -40,6 +42,7 @@ class Finisher:
         self.tensors = sorted(
             members(draft).items(), key=lambda item: min(t.index for t in item[1])
         )
+        self.bases = _bases(draft.program.equations)
         self.num_ops = len(draft.decisions)
         self.value_of = {
             root: self.num_ops + i for i, (root, _) in enumerate(self.tensors)
@@ -48,16 +51,7 @@ class Finisher:
         for root, tensors in self.tensors:
             self.value_factors[self.value_of[root]] = self._classes(tensors)
         self.op_factors = [self._op_factors(d) for d in draft.decisions]
-        self.writers = {
-            eq.outs[0].index: eq for eq in draft.follows if eq.primitive != "link"
-        }
-        self.stored = {
-            self.node_of(tensor)
-            for tensor, argument in zip(
-                draft.program.arguments, draft.arguments, strict=True
-            )
-            if argument.kind in (NodeKind.PARAMETER, NodeKind.CACHE)
-        } - {None}
+        self.loads = Loads(draft, self.node_of)
         self.labels, self.batched = self._labels()
 
     def _block_self_crossings(self) -> None:
@@ -123,6 +117,8 @@ class Finisher:
     def _labels(self) -> tuple[UnionFind, set]:
         labels = UnionFind()
         for number, decision in enumerate(self.draft.decisions):
+            if decision.rule.fixed:
+                continue  # its dims have axes in common, not indexes
             for tensor, dims in self._op_arrays(decision):
                 if tensor.is_local:
                     continue
@@ -169,21 +165,7 @@ class Finisher:
 
     def loaded_from(self, tensor: Tensor) -> Tensor | None:
         """The weight or cache that elementwise work makes a tensor of, or None."""
-        node = self.node_of(tensor)
-        if node not in self.stored:
-            return None
-        size, eq = math.prod(tensor.shape), self.writers.get(tensor.index)
-        while eq is not None and not is_reduction(eq.primitive):
-            same = [
-                t
-                for t in eq.ins
-                if math.prod(t.shape) == size and self.node_of(t) == node
-            ]
-            if len(same) != 1:
-                return None
-            (tensor,) = same
-            eq = self.writers.get(tensor.index)
-        return tensor
+        return self.loads.origin(tensor)
 
     def graph(self) -> OpGraph:
         """The finished graph, factors not yet named."""
@@ -204,6 +186,7 @@ class Finisher:
             edges=tuple(self._edges()),
             groups=(),
             replicated_bytes=self.draft.replicated_bytes,
+            loop_copy_bytes=self.loads.copied_bytes(),
             notes=tuple(self.draft.notes),
         )
 
@@ -257,6 +240,11 @@ class Finisher:
             operands=tuple(map(operand, eq.ins, rule.operands)),
             results=tuple(map(operand, eq.outs, rule.results)),
             source=eq.source,
+            fixed=tuple(
+                (axis, size, NONE if n not in place else place[n] + 1)
+                for axis, (size, n) in rule.fixed.items()
+            ),
+            exchanges=tuple(rule.exchanges),
         )
 
     def _value(
@@ -375,15 +363,27 @@ class Finisher:
             )
 
     def _edge(self, tensor: Tensor, source, target, here, there, trips) -> Edge:
+        array, kept = self.array(tensor), [n > 1 for n in tensor.shape]
+        shape = tuple(itertools.compress(array.shape, kept))
         return Edge(
             source=source,
             target=target,
-            array=self.array(tensor),
-            source_factors=here,
-            target_factors=there,
-            tensor=tensor.index,
+            array=dataclasses.replace(array, shape=shape),
+            source_factors=tuple(itertools.compress(here, kept)),
+            target_factors=tuple(itertools.compress(there, kept)),
+            tensor=self.bases.get(tensor.index, tensor.index),
             trips=trips,
         )
+
+
+def _bases(equations: Sequence[Equation]) -> dict[int, int]:
+    """The array that a tensor is but for dims of extent 1, by index."""
+    found: dict[int, int] = {}
+    for eq in equations:
+        if is_resized(eq.primitive, *(t.shape for t in (*eq.ins[:1], *eq.outs[:1]))):
+            source = eq.ins[0].index
+            found[eq.outs[0].index] = found.get(source, source)
+    return found
 
 
 def _placed(

@@ -2,8 +2,10 @@
 
 `flatten` walks through jit, remat and custom-derivative calls as if they were not
 there, but for functions that have a rule of their own (`lts.tracing.decide.CALLS`).
-`scan`, `while` and `cond` are regions: their bodies are entered once, with a trip
-count, and `Equation`s named `link` say which array outside is which array inside.
+`scan`, `while` and `cond` are regions (`regions.py`): their bodies are entered once,
+with a trip count, and equations named `link` say which array outside is which inside.
+
+Arrays that the function closes over become arguments, so that they get a layout.
 
 Inner jaxprs are found by what they look like, never by parameter name: names and types
 differ between versions of jax. The only names read are scan's `length` and the two
@@ -11,92 +13,48 @@ jaxprs of `while`.
 """
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-Path = tuple[int | str, ...]
-"""Alternates equation index and parameter name (and number, in a tuple of jaxprs)."""
+from lts.tracing import regions
+from lts.tracing.program import (
+    OPAQUE,
+    Equation,
+    FlatProgram,
+    Path,
+    Tensor,
+    inner_jaxprs,
+    is_resized,
+    open_jaxpr,
+)
+from lts.tracing.sources import scopes, source_line
+from lts.tracing.trips import GivenTrips, Trips
 
-OPAQUE = frozenset({"pallas_call", "shard_map"})
-"""Their bodies see local arrays: never entered, never rewritten."""
+__all__ = [
+    "OPAQUE",
+    "Equation",
+    "FlatProgram",
+    "Path",
+    "Tensor",
+    "called_body",
+    "called_name",
+    "closes_over",
+    "flatten",
+    "inner_jaxprs",
+    "is_call",
+    "is_resized",
+    "open_jaxpr",
+]
 
+HOISTED_BYTES = 1024
+"""Closed-over arrays from this size on become arguments; smaller ones are tables."""
 
-@dataclass(eq=False, kw_only=True)
-class Tensor:
-    """An array of the flat program."""
-
-    index: int
-    shape: tuple[int, ...]
-    dtype: Any
-    is_local: bool  # depends on no shardable array: computed by every device
-
-    @property
-    def itemsize(self) -> float:
-        """Bytes per element, half a one for 4-bit types; 4 for extended dtypes."""
-        if jnp.issubdtype(self.dtype, jax.dtypes.extended):
-            return 4
-        for kind, info in ((jnp.floating, jnp.finfo), (jnp.integer, jnp.iinfo)):
-            if jnp.issubdtype(self.dtype, kind):
-                return info(self.dtype).bits / 8
-        return np.dtype(self.dtype).itemsize
-
-
-@dataclass(eq=False, kw_only=True)
-class Equation:
-    """One equation of the flat program.
-
-    `links` is set on the pseudo-primitive `link` only: pairs (dim in, dim out) of its
-    single operand and result.
-    """
-
-    primitive: str
-    params: Mapping[str, Any]
-    ins: tuple[Tensor, ...]
-    outs: tuple[Tensor, ...]
-    trips: int
-    path: Path
-    name: str
-    source: str
-    links: tuple[tuple[int, int], ...] = ()
+REGIONS = {"scan": regions.scan, "while": regions.loop, "cond": regions.branches}
 
 
-@dataclass(kw_only=True)
-class FlatProgram:
-    """The flat program: equations, arguments, results and closed-over constants."""
-
-    equations: list[Equation]
-    arguments: list[Tensor]
-    results: list[Tensor]
-    constants: list[Tensor] = field(default_factory=list)
-    scopes: dict[Path, list[Tensor]] = field(default_factory=dict)  # inputs of bodies
-    notes: list[str] = field(default_factory=list)
-
-
-def open_jaxpr(value: Any) -> Any:
-    """The open jaxpr of a Jaxpr or ClosedJaxpr; None for anything else."""
-    jaxpr = getattr(value, "jaxpr", value)
-    return jaxpr if hasattr(jaxpr, "eqns") else None
-
-
-def inner_jaxprs(equation: Any) -> Iterator[tuple[Path, Any]]:
-    """Jaxpr-valued parameters of an equation: piece of a path, jaxpr."""
-    if equation.primitive.name in OPAQUE:
-        return
-    for name, value in equation.params.items():
-        if open_jaxpr(value) is not None:
-            yield (name,), value
-        elif isinstance(value, tuple):
-            for number, item in enumerate(value):
-                if open_jaxpr(item) is not None:
-                    yield (name, number), item
-
-
-def _is_call(equation: Any, body: Any) -> bool:
+def is_call(equation: Any, body: Any) -> bool:
     """Whether an equation runs its body on its operands, as jit and remat do.
 
     Others (a reduction with its combiner) give the body something else.
@@ -117,38 +75,70 @@ def called_name(equation: Any, calls: Collection[str]) -> str:
     return called if called in calls else name
 
 
-def source_line(equation: Any) -> str:
-    """`file:line` of the innermost frame outside jax and this package's tracer."""
-    traceback = equation.source_info.traceback
-    for frame in traceback.frames if traceback is not None else ():
-        name = frame.file_name.replace("\\", "/")
-        if "/jax/" not in name and "/lts/tracing/" not in name:
-            return f"{name.rsplit('/', 1)[-1]}:{frame.line_num}"
-    return ""
+def called_body(equation: Any, calls: Collection[str]) -> tuple[Path, Any] | None:
+    """Piece of path and jaxpr of what an equation calls; None if it is an op.
+
+    Functions that are one op (`calls`) and regions call nothing.
+    """
+    name, inner = called_name(equation, calls), list(inner_jaxprs(equation))
+    if name != equation.primitive.name or name in REGIONS or len(inner) != 1:
+        return None
+    return inner[0] if is_call(equation, open_jaxpr(inner[0][1])) else None
 
 
-def _scopes(equation: Any) -> tuple[str, ...]:
-    """Named scopes of an equation; einsum adds its own pattern, which is dropped."""
-    stack = str(equation.source_info.name_stack)
-    return tuple(part for part in stack.split("/") if part and "->" not in part)
+def closes_over(inner: Any, ids: Collection[int]) -> bool:
+    """Whether a jaxpr, or one that it calls, closes over arrays of these ids."""
+    if any(id(value) in ids for value in getattr(inner, "consts", ())):
+        return True
+    return any(
+        closes_over(body[1], ids)
+        for equation in open_jaxpr(inner).eqns
+        if (body := called_body(equation, ())) is not None
+    )
 
 
 class _Flattener:
-    def __init__(self, calls: Collection[str]) -> None:
+    """Walks a jaxpr; `lts.tracing.regions` knows what to do at scan, while and cond."""
+
+    def __init__(self, calls: Collection[str], trips: Trips) -> None:
         self.calls = calls
+        self.trips = GivenTrips(given=trips)
         self.program = FlatProgram(equations=[], arguments=[], results=[])
-        self.numbers = itertools.count()
+        self.hoisted: dict[int, Tensor] = {}  # by id of the closed-over array
+        self.open_regions = 0
 
     def tensor(self, aval: Any, is_local: bool) -> Tensor:
+        """A new array."""
         shape = tuple(getattr(aval, "shape", ()))
         return Tensor(
-            index=next(self.numbers),
+            index=next(self.program.numbers),
             shape=shape,
             dtype=getattr(aval, "dtype", np.dtype("float32")),
             is_local=is_local or all(extent == 1 for extent in shape),
         )
 
+    def literal(self, atom: Any) -> Tensor:
+        """An array that stands in the program itself."""
+        tensor = self.tensor(atom.aval, True)
+        if not tensor.shape:
+            tensor.value = atom.val
+        return tensor
+
+    def constant(self, var: Any, value: Any) -> Tensor:
+        """A closed-over array: an argument if it is large and outside all regions."""
+        if id(value) in self.hoisted:
+            return self.hoisted[id(value)]
+        if getattr(value, "nbytes", 0) < HOISTED_BYTES or self.open_regions:
+            tensor = self.tensor(var.aval, True)
+            self.program.constants.append(tensor)
+            return tensor
+        tensor = self.tensor(var.aval, False)
+        self.hoisted[id(value)] = tensor
+        self.program.closed_over.append(value)
+        return tensor
+
     def emit(self, outs: Sequence[Tensor], **fields: Any) -> None:
+        """Append an equation."""
         self.program.equations.append(Equation(outs=tuple(outs), **fields))
 
     def link(self, source: Tensor, target: Tensor, shift: int, base: dict) -> None:
@@ -168,25 +158,21 @@ class _Flattener:
         jaxpr = open_jaxpr(inner)
         values: dict[Any, Tensor] = dict(zip(jaxpr.invars, ins, strict=True))
         self.program.scopes[path] = list(ins)
-        for var in jaxpr.constvars:
-            tensor = self.tensor(var.aval, True)
-            values[var] = tensor
-            self.program.constants.append(tensor)
+        consts = getattr(inner, "consts", ())
+        for var, value in itertools.zip_longest(jaxpr.constvars, consts):
+            values[var] = self.constant(var, value)
 
         def read(atom: Any) -> Tensor:
-            if hasattr(atom, "val"):  # a literal
-                return self.tensor(atom.aval, True)
-            return values[atom]
+            return self.literal(atom) if hasattr(atom, "val") else values[atom]
 
-        scopes, outer_source = where
+        outer, outer_source = where
         for index, equation in enumerate(jaxpr.eqns):
-            names = (*scopes, *_scopes(equation))
+            names = (*outer, *scopes(equation))
             source = source_line(equation) or outer_source
-            here = (*path, index)
             operands = tuple(read(atom) for atom in equation.invars)
             base = {
                 "trips": trips,
-                "path": here,
+                "path": (*path, index),
                 "name": "/".join(names),
                 "source": source,
             }
@@ -198,127 +184,48 @@ class _Flattener:
     def equation(
         self, equation: Any, ins: tuple[Tensor, ...], base: dict, where: Any
     ) -> Sequence[Tensor]:
+        """Append an equation, or those of its body; returns its results."""
         name = called_name(equation, self.calls)
-        inner = list(inner_jaxprs(equation))
-        regions = {"scan": self.scan, "while": self.loop, "cond": self.branches}
-        if name in regions:
-            return regions[name](equation, ins, base, where)
-        is_op = name != equation.primitive.name
-        if (
-            not is_op
-            and len(inner) == 1
-            and _is_call(equation, open_jaxpr(inner[0][1]))
-        ):
-            piece, jaxpr = inner[0]
+        if name in REGIONS:
+            self.open_regions += 1
+            outs = REGIONS[name](self, equation, ins, base, where)
+            self.open_regions -= 1
+            return outs
+        body = called_body(equation, self.calls)
+        if body is not None:
+            piece, jaxpr = body
             path = (*base["path"], *piece)
             return self.walk(jaxpr, ins, base["trips"], path, where)
         local = all(tensor.is_local for tensor in ins)
         outs = tuple(self.tensor(var.aval, local) for var in equation.outvars)
+        if name == "convert_element_type":
+            outs[0].value = ins[0].value
         params = equation.params
         self.emit(outs, primitive=name, params=params, ins=ins, **base)
         return outs
 
-    def scan(
-        self, equation: Any, ins: tuple[Tensor, ...], base: dict, where: Any
-    ) -> Sequence[Tensor]:
-        """A scan: xs and ys have one dim more outside, the carry is one array."""
-        ((piece, inner),) = inner_jaxprs(equation)
-        jaxpr = open_jaxpr(inner)
-        is_x = [
-            len(outer.shape) == len(var.aval.shape) + 1
-            for outer, var in zip(ins, jaxpr.invars, strict=True)
-        ]
-        is_y = [
-            len(out.aval.shape) == len(var.aval.shape) + 1
-            for out, var in zip(equation.outvars, jaxpr.outvars, strict=True)
-        ]
-        num_carry = is_y.count(False)
-        num_consts = is_x.count(False) - num_carry
-        inside = []
-        for number, (outer, var, sliced) in enumerate(
-            zip(ins, jaxpr.invars, is_x, strict=True)
-        ):
-            is_carry = not sliced and number >= num_consts
-            if not sliced and not is_carry:
-                inside.append(outer)
-                continue
-            # A carry is never local: the body may make it depend on sharded arrays.
-            tensor = self.tensor(var.aval, outer.is_local and not is_carry)
-            self.link(outer, tensor, -1 if sliced else 0, base)
-            inside.append(tensor)
-        length = equation.params["length"]
-        path = (*base["path"], *piece)
-        results = self.walk(inner, inside, base["trips"] * length, path, where)
-        outs = []
-        for number, (var, result, stacked) in enumerate(
-            zip(equation.outvars, results, is_y, strict=True)
-        ):
-            out = self.tensor(var.aval, result.is_local and stacked)
-            if not stacked:
-                self.link(result, inside[num_consts + number], 0, base)
-            self.link(result, out, 1 if stacked else 0, base)
-            outs.append(out)
-        return outs
 
-    def loop(
-        self, equation: Any, ins: tuple[Tensor, ...], base: dict, where: Any
-    ) -> Sequence[Tensor]:
-        """A while loop: trips unknown, counted once and noted."""
-        pieces = {piece[0]: jaxpr for piece, jaxpr in inner_jaxprs(equation)}
-        num_carry = len(equation.outvars)
-        num_cond = len(open_jaxpr(pieces["cond_jaxpr"]).invars) - num_carry
-        num_body = len(ins) - num_cond - num_carry
-        carry = []
-        for outer, var in zip(
-            ins[num_cond + num_body :], equation.outvars, strict=True
-        ):
-            tensor = self.tensor(var.aval, False)
-            self.link(outer, tensor, 0, base)
-            carry.append(tensor)
-        note = f"while at {base['source'] or base['path']}: trips unknown, counted once"
-        self.program.notes.append(note)
-        trips, path = base["trips"], base["path"]
-        consts = ins[:num_cond]
-        where_cond = (*path, "cond_jaxpr")
-        self.walk(pieces["cond_jaxpr"], [*consts, *carry], trips, where_cond, where)
-        operands = [*ins[num_cond : num_cond + num_body], *carry]
-        results = self.walk(
-            pieces["body_jaxpr"], operands, trips, (*path, "body_jaxpr"), where
-        )
-        outs = []
-        for var, result, inside in zip(equation.outvars, results, carry, strict=True):
-            out = self.tensor(var.aval, False)
-            self.link(result, inside, 0, base)
-            self.link(inside, out, 0, base)
-            outs.append(out)
-        return outs
-
-    def branches(
-        self, equation: Any, ins: tuple[Tensor, ...], base: dict, where: Any
-    ) -> Sequence[Tensor]:
-        """A cond: every branch is kept and counted once."""
-        outs = [self.tensor(var.aval, False) for var in equation.outvars]
-        for piece, inner in inner_jaxprs(equation):
-            path = (*base["path"], *piece)
-            results = self.walk(inner, ins[1:], base["trips"], path, where)
-            for result, out in zip(results, outs, strict=True):
-                self.link(result, out, 0, base)
-        return outs
-
-
-def flatten(closed: Any, calls: Collection[str] = ()) -> FlatProgram:
+def flatten(
+    closed: Any, calls: Collection[str] = (), trips: Trips = None
+) -> FlatProgram:
     """The flat program of a closed jaxpr (the result of `jax.make_jaxpr`).
 
     Args:
       calls: names of functions under `jax.jit` that stay one equation each.
+      trips: of while loops whose length does not show.
+
+    Raises:
+      ValueError: if `trips` names a loop that there is not.
     """
-    flattener = _Flattener(calls)
+    flattener = _Flattener(calls, trips)
     program = flattener.program
     program.arguments = [
         flattener.tensor(var.aval, len(var.aval.shape) == 0)
         for var in closed.jaxpr.invars
     ]
     program.results = flattener.walk(closed, program.arguments, 1, (), ((), ""))
+    flattener.trips.check()
+    program.arguments += flattener.hoisted.values()
     nbytes = int(sum(t.itemsize * np.prod(t.shape) for t in program.constants))
     if nbytes > 2**20:
         program.notes.append(

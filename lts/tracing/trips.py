@@ -1,0 +1,105 @@
+"""How often a `while` runs: read from its condition, or told by the caller."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Trips = int | Mapping[str, int] | None
+"""For all loops of unknown length, or by `file.py:line` or named scope."""
+
+
+@dataclass(kw_only=True)
+class GivenTrips:
+    """What the caller says of loops, and which of it was used."""
+
+    given: Trips = None
+    used: set[str] = field(default_factory=set)
+    loops: list[str] = field(default_factory=list)  # of unknown length
+
+    def __post_init__(self) -> None:
+        """Refuse counts that are no positive integers."""
+        given = self.given
+        counts = given.values() if isinstance(given, Mapping) else (given or 1,)
+        for count in counts:
+            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+                raise ValueError(f"trips must be positive integers, got {count!r}")
+
+    def of(self, source: str, scope: str) -> int | None:
+        """Trips of the loop at a source line, in a scope; None if not told."""
+        self.loops.append(source or scope)
+        if not isinstance(self.given, Mapping):
+            return self.given
+        for key in (source, scope):
+            if key in self.given:
+                self.used.add(key)
+                return self.given[key]
+        return None
+
+    def check(self) -> None:
+        """Refuse what names no loop.
+
+        Raises:
+          ValueError: naming the loops that there are.
+        """
+        named = set(self.given) if isinstance(self.given, Mapping) else set()
+        if unused := sorted(named - self.used):
+            known = ", ".join(dict.fromkeys(self.loops)) or "none"
+            raise ValueError(
+                f"trips: no while loop of unknown length at {', '.join(unused)}; "
+                f"there are: {known}"
+            )
+
+
+def counted_trips(cond: Any, body: Any, init: list[Any], consts: list[Any]) -> int:
+    """Trips of a loop that counts a carry up to a bound; 0 if it does not show.
+
+    Args:
+      cond, body: open jaxprs.
+      init: per carry, its first value where that is known, else None.
+      consts: per constant of the condition, likewise.
+    """
+    if len(cond.eqns) != 1 or cond.eqns[0].primitive.name not in ("lt", "le"):
+        return 0
+    test = cond.eqns[0]
+    if cond.outvars[0] is not test.outvars[0]:
+        return 0
+    first = len(consts)  # of the carries among the inputs of the condition
+    places = {var: i for i, var in enumerate(cond.invars)}
+
+    def known(atom: Any) -> Any:
+        """Value of a bound: a literal, a constant, or a carry that never changes."""
+        if hasattr(atom, "val"):
+            return atom.val
+        place = places[atom]
+        if place < first:
+            return consts[place]
+        return init[place - first] if _kept(body, place - first, len(init)) else None
+
+    counter, bound = test.invars
+    if hasattr(counter, "val") or places[counter] < first:
+        return 0
+    place = places[counter] - first
+    start, stop, step = init[place], known(bound), _step(body, place, len(init))
+    if start is None or stop is None or not step:
+        return 0
+    span = int(stop) - int(start) + (test.primitive.name == "le")
+    return max(0, -(-span // step))
+
+
+def _carry_of(body: Any, place: int, carries: int) -> Any:
+    return body.invars[len(body.invars) - carries + place]
+
+
+def _kept(body: Any, place: int, carries: int) -> bool:
+    return body.outvars[place] is _carry_of(body, place, carries)
+
+
+def _step(body: Any, place: int, carries: int) -> int:
+    """What the body adds to a carry; 0 if it does something else."""
+    carry, out = _carry_of(body, place, carries), body.outvars[place]
+    for eqn in body.eqns:
+        if out in eqn.outvars and eqn.primitive.name == "add":
+            left, right = eqn.invars
+            if left is carry and hasattr(right, "val"):
+                return max(0, int(right.val))
+    return 0
