@@ -8,10 +8,11 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from lts.apply import AnyMesh, PhaseSpecs, jitted, matched_states, phase_specs
+from lts.apply import AnyMesh, jitted
 from lts.assignment import Assignment
 from lts.graph import NodeKind, OpGraph
 from lts.problem import argument_names
+from lts.specs import PhaseSpecs, matched_states, phase_specs
 from lts.tracing import Traced, link_phases, trace_program
 
 MOVED_BYTES = 2**20

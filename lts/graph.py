@@ -214,7 +214,8 @@ class Edge:
     `source_factors[i]` is the factor of the source on dim `i` of the array, or None;
     `target_factors` likewise. Reduction factors of the source lie on no dim: sharding
     one makes the array a partial sum. `tensor` is equal for edges that carry the same
-    array, so that equal reshards of it are counted once.
+    array, so that equal reshards of it are counted once; `dims` are those of its dims
+    that any of these edges can shard.
     """
 
     source: int
@@ -223,6 +224,7 @@ class Edge:
     source_factors: tuple[int | None, ...]
     target_factors: tuple[int | None, ...]
     tensor: int
+    dims: tuple[int, ...]
     trips: int = 1
 
 

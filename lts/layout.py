@@ -7,6 +7,7 @@ from jax.sharding import PartitionSpec
 
 from lts.assignment import States
 from lts.graph import NONE, Node
+from lts.hops import entries_of, hops
 from lts.mesh import MeshAxis
 
 
@@ -66,27 +67,80 @@ def spec_of(
     return PartitionSpec(*entries)
 
 
-def result_spec(
+def spec_states(spec: PartitionSpec, axes: Sequence[MeshAxis]) -> np.ndarray:
+    """The dim (from 1) that every axis shards, 0 for none; `[axes]`."""
+    found = {
+        name: dim + 1
+        for dim, entry in enumerate(spec)
+        for name in ((entry,) if isinstance(entry, str) else entry or ())
+    }
+    return np.array([found.get(axis.name, 0) for axis in axes], np.int64)
+
+
+def waypoints(
+    source: np.ndarray,
+    target: np.ndarray,
+    rank: int,
+    axes: Sequence[MeshAxis],
+    *,
+    scatters: bool = True,
+) -> tuple[PartitionSpec, ...]:
+    """Specs that lead an array from one layout to another, one collective each.
+
+    Args:
+      source, target: states as `lts.hops.hops` has them; `[axes]`.
+      rank: dims of the array.
+      scatters: as `lts.hops.hops` has it.
+
+    Returns:
+      First the source's own layout, partial sums reduced (and scattered where the
+      target wants them: a compiler may then do both at once); last the target's.
+    """
+    sizes = np.array([axis.size for axis in axes])
+    names = [axis.name for axis in axes]
+    found = hops(source, target, rank, sizes > 1, scatters=scatters)
+    start = np.where((source == rank + 1) | (sizes == 1), 0, source)
+    specs = [_spec(start, np.arange(len(axes)), names, rank)]
+    for hop in found:
+        spec = _spec(hop.states, hop.order, names, rank)
+        if hop.kind in ("reduce_scatter", "all_reduce"):
+            specs = [spec]
+        elif spec != specs[-1]:
+            specs.append(spec)
+    return tuple(specs)
+
+
+def _spec(
+    states: np.ndarray, order: np.ndarray, names: Sequence[str], rank: int
+) -> PartitionSpec:
+    entries = [
+        along[0] if len(along) == 1 else along or None
+        for along in entries_of(states, order, names, rank)
+    ]
+    while entries and entries[-1] is None:
+        entries.pop()
+    return PartitionSpec(*entries)
+
+
+def op_ends(
     factors: Sequence[int | None],
     node: Node,
     numbers: np.ndarray,
     value_factors: Sequence[int | None],
     value_numbers: np.ndarray,
-    axes: Sequence[MeshAxis],
-) -> PartitionSpec:
-    """Spec that an op's result takes first, before any reshard to its value's layout.
+) -> tuple[np.ndarray, np.ndarray]:
+    """States of an op's result as the op leaves it, and as its value has it; `[axes]`.
 
-    Axes that leave partial sums go where the value wants them, so that the compiler may
-    reduce and scatter at once.
+    Args:
+      factors: per dim, the factor of the op; `numbers` its states.
+      value_factors: per dim, the factor of the value; `value_numbers` its states.
     """
-    reductions = [i + 1 for i, f in enumerate(node.factors) if f.reduction]
     numbers = resolved(numbers, node, factors)
-    merged = np.zeros(len(numbers), np.int64)  # dim + 1 of the array
     place = {f + 1: i + 1 for i, f in enumerate(factors) if f is not None}
+    place |= {
+        i + 1: len(factors) + 1 for i, f in enumerate(node.factors) if f.reduction
+    }
     wanted = {f + 1: i + 1 for i, f in enumerate(value_factors) if f is not None}
-    for axis, state in enumerate(numbers):
-        if state in reductions:
-            merged[axis] = wanted.get(int(value_numbers[axis]), 0)
-        else:
-            merged[axis] = place.get(int(state), 0)
-    return spec_of(range(len(factors)), merged, axes)
+    source = [place.get(number, 0) for number in numbers.tolist()]
+    target = [wanted.get(number, 0) for number in value_numbers.tolist()]
+    return np.array(source), np.array(target)

@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec
 
 import lts
 from lts.applied import AppliedStep
-from lts.apply import without_unit_axes
+from lts.specs import without_unit_axes
 from lts.models import Decoder
 from lts.prepare import prepare_problem
 from lts.problem import zoo_problem

@@ -9,7 +9,7 @@ import pytest
 
 import lts
 from lts.applied import AppliedStep
-from lts.apply import without_unit_axes
+from lts.specs import without_unit_axes
 from lts.cost.predict import predicted_collectives
 from lts.hlo import list_collectives
 from tests.after_spmd import compiled_with_dump

@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec as P
 
 from lts.assignment import Assignment
 from lts.graph import Factor, Node, NodeKind
-from lts.layout import result_spec, spec_of, state_numbers
+from lts.layout import op_ends, spec_of, state_numbers, waypoints
 from lts.mesh import Degrees, MeshAxis
 
 AXES = tuple(
@@ -84,8 +84,10 @@ def test_dims_without_a_factor_stay_whole() -> None:
 
 
 def test_partial_sums_go_straight_where_the_value_wants_them() -> None:
-    states, value = np.array([1, 3, 0]), np.array([2, 0, 0])
-    found = result_spec((1, 2), NODE, states, (0, 1), value, AXES)
-    assert found == P(None, ("x", "y"))
-    whole = result_spec((1, 2), NODE, states, (0, 1), np.zeros(3, int), AXES)
-    assert whole == P(None, "y")
+    def way(target: list[int]) -> tuple[P, ...]:
+        ends = op_ends((1, 2), NODE, np.array([1, 3, 0]), (0, 1), np.array(target))
+        return waypoints(*ends, 2, AXES)
+
+    assert way([2, 2, 0]) == (P(None, ("y", "x")), P(None, ("x", "y")))
+    assert way([0, 0, 0]) == (P(None, "y"), P())
+    assert way([1, 0, 0]) == (P("x", "y"), P("x"))

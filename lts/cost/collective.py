@@ -1,105 +1,14 @@
-"""Collectives: which ones a change of layout needs, and how long each takes.
+"""Collectives: how long each takes, and a change of layout by its hops.
 
-A *state* says what a mesh axis does to an array: 0 nothing, `i + 1` shards dim `i`,
-`rank + 1` leaves partial sums. Going from one state to another is, axis by axis:
-
-| from | to | step |
-|---|---|---|
-| partial | dim | reduce_scatter |
-| partial | nothing | all_reduce |
-| nothing | dim | a local slice: one copy |
-| dim | another dim | all_to_all |
-| dim | nothing | all_gather |
-
-Slices come first and gathers last, so that as little as possible travels. Axes that do
-the same step are one collective; across nodes it is hierarchical, one part per link
-level. All functions are vectorised over leading dims of host arrays.
+Across nodes a collective is hierarchical, one part per link level. All functions are
+vectorised over leading dims of host arrays.
 """
-
-from dataclasses import dataclass
 
 import numpy as np
 
 from lts.hardware import Cluster, Link
+from lts.hops import KINDS, coded_hops, every_state
 from lts.mesh import Degrees
-
-STEPS = ("reduce_scatter", "all_reduce", "all_to_all", "all_gather")
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Step:
-    """One kind of collective on the way from one layout to another.
-
-    Attributes:
-      kind: one of `STEPS`.
-      axes: which mesh axes take part; bool `[..., axes]`.
-      inside, across: GPUs that take part on each link level; `[...]`, 1 for none.
-      fraction: local operand of the collective over the global array; `[...]`.
-    """
-
-    kind: str
-    axes: np.ndarray
-    inside: np.ndarray
-    across: np.ndarray
-    fraction: np.ndarray
-
-
-def reshard_steps(
-    source: np.ndarray,
-    target: np.ndarray,
-    rank: int,
-    sizes: np.ndarray,
-    inside: np.ndarray,
-) -> list[Step]:
-    """Collectives that turn one layout into another, in order.
-
-    Args:
-      source, target: states, int `[..., axes]`, broadcast against each other.
-      rank: dims of the array; a source state of `rank + 1` is a partial sum.
-      sizes: `[axes]`.
-      inside: whether each axis lies inside a node; bool `[axes]`.
-    """
-    source, target = np.broadcast_arrays(source, target)
-    partial = source == rank + 1
-    on_dim = (source > 0) & ~partial
-    moves = {
-        "reduce_scatter": partial & (target > 0),
-        "all_reduce": partial & (target == 0),
-        "all_to_all": on_dim & (target > 0) & (source != target),
-        "all_gather": on_dim & (target == 0),
-    }
-    sliced = (source == 0) & (target > 0)
-    fraction = 1.0 / _ways(on_dim | sliced, sizes)
-    steps = []
-    for kind in STEPS:
-        taking = moves[kind] & (sizes > 1)
-        steps.append(
-            Step(
-                kind=kind,
-                axes=taking,
-                inside=_ways(taking & inside, sizes),
-                across=_ways(taking & ~inside, sizes),
-                fraction=fraction,
-            )
-        )
-        ways = _ways(taking, sizes)
-        if kind == "reduce_scatter":
-            fraction = fraction / ways
-        elif kind == "all_gather":
-            fraction = fraction * ways
-    return steps
-
-
-def _ways(mask: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    return np.where(mask, sizes, 1).prod(-1)
-
-
-def result_fraction(step: Step) -> np.ndarray:
-    """Local result of a step over the global array, `[...]`."""
-    ways = step.inside * step.across
-    if step.kind == "all_gather":
-        return step.fraction * ways
-    return step.fraction / ways if step.kind == "reduce_scatter" else step.fraction
 
 
 def collective_cost(
@@ -112,10 +21,10 @@ def collective_cost(
     is both, an all-to-all sends `(n - 1) / n`. Over two levels a gather goes across
     nodes first and then inside, a reduce-scatter the other way round, an all-reduce is
     a reduce-scatter inside, an all-reduce across, a gather inside, and an all-to-all
-    sends each part over the link that it needs.
+    sends each part over the link that it needs. A permute sends the whole operand.
 
     Args:
-      kind: one of `STEPS`.
+      kind: one of `lts.hops.KINDS`.
       inside, across: GPUs on each level, `[...]`; 1 for none.
 
     Source: Thakur, Rabenseifner, Gropp (2005) for the byte counts; hierarchical form as
@@ -132,8 +41,10 @@ def collective_cost(
         near_bytes, far_bytes = 2 * share, 2 * share_across / n
     elif kind == "all_to_all":
         near_bytes, far_bytes = share / m, share_across
+    elif kind == "collective_permute":
+        near_bytes, far_bytes = np.where(m > 1, 0.0, 1.0), np.where(m > 1, 1.0, 0.0)
     else:
-        raise ValueError(f"unknown collective {kind!r}; known: {', '.join(STEPS)}")
+        raise ValueError(f"unknown collective {kind!r}; known: {', '.join(KINDS)}")
     fixed = _latency_s(n, near) + _latency_s(m, far)
     per_byte = (
         near_bytes / near.bandwidth_bytes_per_s + far_bytes / far.bandwidth_bytes_per_s
@@ -157,6 +68,43 @@ def hand_over_cost(degrees: Degrees, cluster: Cluster) -> tuple[float, float]:
     return link.latency_s + link.hop_latency_s, 1.0 / link.bandwidth_bytes_per_s
 
 
+def reshard_prices(
+    rank: int, sizes: np.ndarray, inside: np.ndarray, cluster: Cluster
+) -> tuple[np.ndarray, np.ndarray]:
+    """Fixed seconds, and seconds per byte of the global array, between all layouts.
+
+    A slice reads and writes its result: compilers copy what a contraction reads. Were
+    it free, a search would keep weights whole and slice them in every step.
+
+    Args:
+      rank: dims of the array.
+      sizes: `[axes]`.
+      inside: whether each axis lies inside a node; bool `[axes]`.
+
+    Returns:
+      Both `[(rank + 2)^axes, (rank + 1)^axes]`, layouts coded as in
+      `lts.hops.coded_hops`.
+    """
+    axes, chip = len(sizes), cluster.chip
+    chosen = every_state(2, axes).astype(bool)  # sets of axes, by their bits
+    ways = np.where(chosen, sizes, 1).prod(-1)
+    near = np.where(chosen & inside, sizes, 1).prod(-1)
+    far = np.where(chosen & ~inside, sizes, 1).prod(-1)
+    copy_s = 2 / (ways * chip.achieved_bytes_per_s)
+    shape = (rank + 2) ** axes, (rank + 1) ** axes
+    fixed, per_byte = np.zeros(shape[0] * shape[1]), np.zeros(shape[0] * shape[1])
+    for hop in coded_hops(rank, tuple((sizes > 1).tolist())):
+        if hop.kind == "slice":
+            start, slope = np.full(len(ways), chip.op_launch_s), copy_s
+            slope = slope[hop.held | hop.axes]
+        else:
+            start, slope = collective_cost(hop.kind, near, far, cluster)
+            slope = slope[hop.axes] / ways[hop.held]
+        fixed[hop.where] += start[hop.axes]
+        per_byte[hop.where] += slope
+    return fixed.reshape(shape), per_byte.reshape(shape)
+
+
 def reshard_cost(
     source: np.ndarray,
     target: np.ndarray,
@@ -165,20 +113,16 @@ def reshard_cost(
     inside: np.ndarray,
     cluster: Cluster,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Fixed seconds, and seconds per byte of the global array, of a reshard.
+    """`reshard_prices` of some layouts.
 
-    A slice reads and writes its result: compilers copy what a contraction reads. Were
-    it free, a search would keep weights whole and slice them in every step.
+    Args:
+      source, target: states as `lts.hops.hops` has them, int `[..., axes]`.
 
-    Arguments as `reshard_steps`; both results are `[...]`.
+    Returns:
+      Both `[...]`.
     """
-    chip = cluster.chip
-    bandwidth = chip.achieved_bytes_per_s
-    sliced = ((source == 0) & (target > 0) & (sizes > 1)).any(-1)
-    steps = reshard_steps(source, target, rank, sizes, inside)
-    fixed = np.where(sliced, chip.op_launch_s, 0.0)
-    per_byte = np.where(sliced, 2 * steps[0].fraction / bandwidth, 0.0)
-    for step in steps:
-        start, slope = collective_cost(step.kind, step.inside, step.across, cluster)
-        fixed, per_byte = fixed + start, per_byte + slope * step.fraction
-    return fixed, per_byte
+    place = np.arange(len(sizes))
+    here = (source * (rank + 2) ** place).sum(-1)
+    there = (target * (rank + 1) ** place).sum(-1)
+    fixed, per_byte = reshard_prices(rank, sizes, inside, cluster)
+    return fixed[here, there], per_byte[here, there]

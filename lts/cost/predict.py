@@ -1,8 +1,8 @@
 """Which collectives a plan should make the compiler emit, one row each.
 
 The counterpart of `lts.hlo.list_collectives`: kind, axes, bytes of the local result,
-and how often. XLA's CPU pipeline keeps a reduce-scatter as an all-reduce and a slice,
-so for that target it is predicted as an all-reduce.
+and how often. Where a partitioner has to make a reduce-scatter itself, XLA's CPU
+pipeline keeps an all-reduce and a slice, and is predicted to.
 """
 
 from collections.abc import Sequence
@@ -11,11 +11,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from lts.cost import experts
-from lts.cost.collective import Step, reshard_steps, result_fraction
 from lts.cost.sharding import reduced_axes
 from lts.cost.tables import edge_states
 from lts.graph import EXPERTS, Node, OpGraph
+from lts.hops import hops
 from lts.mesh import MeshAxis
+from lts.scattered import PRIMITIVE, WHOLE
+
+SCATTERING = frozenset({EXPERTS, PRIMITIVE})
+"""Ops whose applied form scatters its sums, on every target."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,25 +48,34 @@ def predicted_collectives(
       scatters: whether the target makes reduce-scatters.
     """
     sizes = np.array([axis.size for axis in axes])
-    inside = np.array([axis.inside for axis in axes])
     rows: list[Predicted] = []
     seen = set()
     for edge in graph.edges:
-        source, dims = edge_states(edge, graph.nodes, states[edge.source], True)
-        target, _ = edge_states(edge, graph.nodes, states[edge.target], False)
-        key = (edge.source, edge.tensor, dims, tuple(target))
+        source = edge_states(edge, graph.nodes, states[edge.source], True)
+        target = edge_states(edge, graph.nodes, states[edge.target], False)
+        key = (edge.source, edge.tensor, tuple(target))
         if key in seen:
             continue
         seen.add(key)
         ends = [graph.nodes[i].name for i in (edge.source, edge.target)]
-        own = graph.nodes[edge.source].primitive == EXPERTS
-        for step in reshard_steps(source, target, len(dims), sizes, inside):
-            kind, fraction = step.kind, float(result_fraction(step))
-            # A mixture of experts scatters its sums itself, on every target.
-            if kind == "reduce_scatter" and not (scatters or own):
-                kind, fraction = "all_reduce", float(step.fraction)
-            nbytes = round(edge.array.nbytes * fraction)
-            rows += _row(kind, step, axes, nbytes, edge.trips, " -> ".join(ends))
+        primitive = graph.nodes[edge.source].primitive
+        own = primitive in SCATTERING or (scatters and primitive not in WHOLE)
+        for hop in hops(source, target, len(edge.dims), sizes > 1, scatters=own):
+            names = tuple(a.name for a, on in zip(axes, hop.axes, strict=True) if on)
+            if hop.kind == "slice" or not names:
+                continue
+            local = edge.array.nbytes / np.where(hop.held, sizes, 1).prod()
+            ways = np.where(hop.axes, sizes, 1).prod()
+            local *= {"all_gather": ways, "reduce_scatter": 1 / ways}.get(hop.kind, 1)
+            rows.append(
+                Predicted(
+                    kind=hop.kind,
+                    axes=names,
+                    nbytes=round(local),
+                    count=edge.trips,
+                    reason=" -> ".join(ends),
+                )
+            )
     for node in graph.values:
         rows += _reductions(node, states[node.index], axes, sizes)
     for node in graph.ops:
@@ -97,20 +110,6 @@ def _exchanges(
         )
         for kind, nbytes in found
     ]
-
-
-def _row(
-    kind: str,
-    step: Step,
-    axes: Sequence[MeshAxis],
-    nbytes: int,
-    count: int,
-    reason: str,
-) -> list[Predicted]:
-    names = tuple(a.name for a, on in zip(axes, step.axes, strict=True) if on)
-    if not names:
-        return []
-    return [Predicted(kind=kind, axes=names, nbytes=nbytes, count=count, reason=reason)]
 
 
 def _reductions(

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from lts.cost.collective import reshard_cost
+from lts.cost.collective import reshard_prices
 from lts.cost.memory import activation_bytes, is_looped, leaf_bytes, output_bytes
 from lts.cost.roofline import node_time_s
 from lts.cost.sharding import Sharding, shard
@@ -64,7 +64,6 @@ class EdgeRecord:
     edge: Edge
     source: int
     target: int
-    dims: tuple[int, ...]  # dims of the array that either end can shard
     source_codes: np.ndarray  # [choices of the source] layout code
     target_codes: np.ndarray  # [choices of the target]
     prices: Reshards  # shared by all edges of this rank
@@ -135,23 +134,17 @@ def member_states(space: Space, variable: int, node: Node) -> np.ndarray:
 
 def edge_states(
     edge: Edge, nodes: tuple[Node, ...], states: np.ndarray, at_source: bool
-) -> tuple[np.ndarray, tuple[int, ...]]:
+) -> np.ndarray:
     """States of an edge's array, from the states of the node at one end.
 
     Args:
       states: of the node's factors; int `[choices, axes]`.
 
     Returns:
-      States of the array (rank + 1 for a partial sum), numbered over its shardable
-      dims, and those dims.
+      States of the array, numbered over `edge.dims`: their number + 1 for a partial
+      sum.
     """
-    dims = tuple(
-        i
-        for i, pair in enumerate(
-            zip(edge.source_factors, edge.target_factors, strict=True)
-        )
-        if pair != (None, None)
-    )
+    dims = edge.dims
     node = nodes[edge.source if at_source else edge.target]
     factors = edge.source_factors if at_source else edge.target_factors
     table = np.zeros(1 + len(node.factors), np.int64)
@@ -166,25 +159,17 @@ def edge_states(
         for i, factor in enumerate(node.factors):
             if factor.reduction:
                 table[i + 1] = len(dims) + 1
-    return table[states], dims
+    return table[states]
 
 
 def _coded(states: np.ndarray, base: int) -> np.ndarray:
     return (states * base ** np.arange(states.shape[-1])).sum(-1)
 
 
-def _every_state(base: int, axes: int) -> np.ndarray:
-    return np.arange(base**axes)[:, None] // base ** np.arange(axes) % base
-
-
 def _reshard_prices(rank: int, space: Space, cluster: Cluster) -> Reshards:
     """Prices between all layouts of an array."""
-    every_source = _every_state(rank + 2, space.num_axes)[:, None]
-    every_target = _every_state(rank + 1, space.num_axes)[None]
     prices = [
-        reshard_cost(
-            every_source,
-            every_target,
+        reshard_prices(
             rank,
             space.sizes[d],
             np.array([axis.inside for axis in degrees.axes]),
@@ -209,21 +194,20 @@ def _edge_record(
     prices: Callable[[int], Reshards],
     first: dict[tuple, int],
 ) -> EdgeRecord:
-    source, dims = edge_states(edge, graph.nodes, own_states[edge.source], True)
-    target, _ = edge_states(edge, graph.nodes, own_states[edge.target], False)
-    rank = len(dims)
+    source = edge_states(edge, graph.nodes, own_states[edge.source], True)
+    target = edge_states(edge, graph.nodes, own_states[edge.target], False)
+    rank = len(edge.dims)
     nbytes, grows = edge.array.nbytes * edge.trips, edge.array.batch_power > 0
     return EdgeRecord(
         edge=edge,
         source=int(variables[edge.source]),
         target=int(variables[edge.target]),
-        dims=dims,
         source_codes=_coded(source, rank + 2),
         target_codes=_coded(target, rank + 1),
         prices=prices(rank),
         nbytes=0.0 if grows else nbytes,
         bytes_per_sequence=nbytes / traced_batch if grows else 0.0,
-        first_like=first.setdefault((edge.source, edge.tensor, dims), number),
+        first_like=first.setdefault((edge.source, edge.tensor), number),
     )
 
 

@@ -8,7 +8,6 @@ allocated or run.
 """
 
 import warnings
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +36,7 @@ __all__ = [
     "register_rule",
     "trace",
     "trace_program",
+    "warn_closed_over",
 ]
 
 
@@ -124,8 +124,6 @@ def trace_program(
     price_branches(program, flops_of)
     program = fold_repeats(program, DECIDE)
     closed_over = {f"{CLOSED}/{i}": x for i, x in enumerate(program.closed_over)}
-    if closed_over:
-        warnings.warn(_closed_over_text(closed_over), ClosedOverWarning, stacklevel=2)
     arguments = [
         Argument(
             path=path,
@@ -150,14 +148,23 @@ def trace_program(
     )
 
 
-def _closed_over_text(arrays: Mapping[str, Any]) -> str:
-    sizes = sorted(((x.nbytes, x.shape, x.dtype) for x in arrays.values()), key=str)
-    nbytes = sum(size for size, _, _ in sizes)
-    _, shape, dtype = max(sizes, key=lambda found: found[0])
-    return (
-        f"the function closes over {len(sizes)} arrays of {nbytes:,} bytes (the largest "
-        f"is {dtype}{list(shape)}); they get layouts as further arguments, "
-        f"{CLOSED}/0 and so on. Pass them as arguments to name their specs yourself"
+def warn_closed_over(traced: Traced, stacklevel: int = 2) -> None:
+    """Warn of the arrays that a function closes over, if there are any.
+
+    Args:
+      stacklevel: as `warnings.warn` has it: 2 for the caller of this function.
+    """
+    if not traced.closed_over:
+        return
+    arrays = sorted(traced.closed_over.values(), key=lambda array: -array.nbytes)
+    nbytes, largest = sum(array.nbytes for array in arrays), arrays[0]
+    warnings.warn(
+        f"the function closes over {len(arrays)} arrays of {nbytes:,} bytes (the "
+        f"largest is {largest.dtype}{list(largest.shape)}); they get layouts as "
+        f"further arguments, {CLOSED}/0 and so on. Pass them as arguments to see and "
+        "pin their specs",
+        ClosedOverWarning,
+        stacklevel=stacklevel + 1,
     )
 
 
@@ -172,9 +179,7 @@ def argument_paths(
     ]
 
 
-def trace(
-    function: Callable[..., Any], *args: Any, **kwargs: Any
-) -> OpGraph:
+def trace(function: Callable[..., Any], *args: Any, **kwargs: Any) -> OpGraph:
     """The `OpGraph` of a function; arguments may be arrays or `ShapeDtypeStruct`s.
 
     >>> import jax
@@ -188,4 +193,5 @@ def trace(
       UnsupportedOpError: for a primitive without a rule.
     """
     traced = trace_program(function, args, kwargs)
+    warn_closed_over(traced)
     return link_phases({"step": traced.graph})["step"]

@@ -40,27 +40,22 @@ def ragged_dot(eq: Equation) -> OpRule:
 
     Rows and columns pass through. Groups (experts) must be whole: no backend of XLA
     splits them, sharded experts are gathered on every device in every step, so that
-    sharding them is no expert parallelism. `lts.expert_ffn` is.
-
-    Raises:
-      ValueError: for ragged contracted or batch dims, which have no rule.
+    sharding them is no expert parallelism. `lts.expert_ffn` is. Where a contracted or a
+    batch dim is the one in runs (gradients of the above), it must be whole, as well;
+    one product per run of a contracted dim stands first in the result.
     """
     numbers = eq.params["ragged_dot_dimension_numbers"]
     (contract_l, contract_r), (batch_l, batch_r) = numbers.dot_dimension_numbers
-    ragged, groups = numbers.lhs_ragged_dimensions, numbers.rhs_group_dimensions
-    if len(groups) != 1 or ragged[0] in contract_l or ragged[0] in batch_l:
-        raise ValueError(
-            f"ragged_dot at {eq.source}: rows must be the ragged dim; register a rule "
-            "with lts.register_rule('ragged_dot_general', ...)"
-        )
+    (ragged, *_), groups = numbers.lhs_ragged_dimensions, numbers.rhs_group_dimensions
     lhs, rhs, sizes = (tensor.shape for tensor in eq.ins[:3])
     rule = OpRule()
     left: list[int | None] = [None] * len(lhs)
     right: list[int | None] = [None] * len(rhs)
-    right[groups[0]] = rule.add(rhs[groups[0]], blocked=True)
+    for dim in groups:
+        right[dim] = rule.add(rhs[dim], blocked=True)
     for pairs in ((batch_l, batch_r), (contract_l, contract_r)):
         for i, j in zip(*pairs, strict=True):
-            left[i] = right[j] = rule.add(lhs[i])
+            left[i] = right[j] = rule.add(lhs[i], blocked=i == ragged)
     for dims, shape in ((left, lhs), (right, rhs)):
         for i, factor in enumerate(dims):
             if factor is None:
@@ -68,10 +63,11 @@ def ragged_dot(eq: Equation) -> OpRule:
     out = [left[i] for i in batch_l]
     out += [f for i, f in enumerate(left) if i not in (*contract_l, *batch_l)]
     out += [f for j, f in enumerate(right) if j not in (*contract_r, *batch_r, *groups)]
-    counted: list[int | None] = [rule.add(n, blocked=True) for n in sizes]
-    rule.operands, rule.results = [left, right, counted], [out]
     counts = [n for i, n in enumerate(rule.sizes) if i in {*left, *out}]
     rule.flops = 2.0 * math.prod(counts)
+    if ragged in contract_l:
+        out.insert(0, rule.add(eq.outs[0].shape[0], blocked=True))
+    rule.operands, rule.results = [left, right, rule.whole(sizes)], [out]
     rule.note = (
         f"ragged_dot at {eq.source}: XLA splits no groups over devices, experts are "
         "gathered where they are sharded; lts.expert_ffn sends tokens to them instead"

@@ -8,7 +8,7 @@ Factors are named by `lts.tracing.labels`.
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from lts.graph import (
     NONE,
@@ -183,7 +183,7 @@ class Finisher:
         ]
         return OpGraph(
             nodes=tuple(fuse_scores(ops, values)),
-            edges=tuple(self._edges()),
+            edges=tuple(_with_dims(list(self._edges()))),
             groups=(),
             replicated_bytes=self.draft.replicated_bytes,
             loop_copy_bytes=self.loads.copied_bytes(),
@@ -372,8 +372,24 @@ class Finisher:
             source_factors=tuple(itertools.compress(here, kept)),
             target_factors=tuple(itertools.compress(there, kept)),
             tensor=self.bases.get(tensor.index, tensor.index),
+            dims=(),
             trips=trips,
         )
+
+
+def _with_dims(edges: Sequence[Edge]) -> Iterator[Edge]:
+    """The edges, with the dims that those of one array can shard."""
+    found: dict[tuple[int, int], set[int]] = {}
+    for edge in edges:
+        own = found.setdefault((edge.source, edge.tensor), set())
+        for dim, pair in enumerate(
+            zip(edge.source_factors, edge.target_factors, strict=True)
+        ):
+            if pair != (None, None):
+                own.add(dim)
+    for edge in edges:
+        dims = tuple(sorted(found[edge.source, edge.tensor]))
+        yield dataclasses.replace(edge, dims=dims)
 
 
 def _bases(equations: Sequence[Equation]) -> dict[int, int]:

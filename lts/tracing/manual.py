@@ -15,7 +15,6 @@ from lts.graph import Exchange
 from lts.tracing.flatten import Equation, Tensor, flatten
 from lts.tracing.op_rule import OpRule
 
-
 _KINDS = {
     **dict.fromkeys(("psum", "psum_invariant", "pmax", "pmin"), "all_reduce"),
     **dict.fromkeys(("all_gather", "all_gather_invariant"), "all_gather"),
@@ -53,10 +52,7 @@ def shard_map_rule(eq: Equation, flops: Callable[[Equation], float]) -> OpRule:
 
     def factors(tensors: Sequence[Tensor], specs: Any) -> list[list[int | None]]:
         return [
-            [
-                factor(extent, entry)
-                for extent, entry in zip_longest(tensor.shape, spec)
-            ]
+            [factor(extent, entry) for extent, entry in zip_longest(tensor.shape, spec)]
             for tensor, spec in zip(tensors, specs, strict=True)
         ]
 

@@ -15,7 +15,7 @@ _INSTALLED = tuple(
 
 @functools.lru_cache(maxsize=4096)
 def _kind(file_name: str) -> str:
-    """"tracer", "jax", "library" or "user"."""
+    """ "tracer", "jax", "library" or "user"."""
     if _TRACER in file_name:
         return "tracer"
     if _JAX in file_name:
@@ -25,7 +25,7 @@ def _kind(file_name: str) -> str:
 
 
 def _frames(equation: Any) -> Iterator[tuple[str, int]]:
-    """File and line of the frames between the traced function and jax, innermost first."""
+    """File and line of the frames of the traced function, innermost first."""
     traceback = equation.source_info.traceback
     for frame in traceback.frames if traceback is not None else ():
         kind = _kind(frame.file_name)

@@ -19,8 +19,8 @@ class GivenTrips:
     def __post_init__(self) -> None:
         """Refuse counts that are no positive integers."""
         given = self.given
-        counts = given.values() if isinstance(given, Mapping) else (given or 1,)
-        for count in counts:
+        counts = given.values() if isinstance(given, Mapping) else (given,)
+        for count in counts if given is not None else ():
             if isinstance(count, bool) or not isinstance(count, int) or count < 1:
                 raise ValueError(f"trips must be positive integers, got {count!r}")
 

@@ -5,14 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
-from lts.cost.collective import (
-    STEPS,
-    collective_cost,
-    reshard_cost,
-    reshard_steps,
-    result_fraction,
-)
+from lts.cost.collective import collective_cost, reshard_cost
 from lts.hardware import Cluster
+from lts.hops import KINDS
 
 CLUSTER = Cluster.parse("h100:4x8")
 NEAR, FAR = CLUSTER.intra, CLUSTER.inter
@@ -34,6 +29,7 @@ def test_one_level_moves_its_textbook_bytes(number: int) -> None:
         "reduce_scatter": share,
         "all_reduce": 2 * share,
         "all_to_all": share,
+        "collective_permute": 1,
     }
     for kind, nbytes in moved.items():
         fixed, per_byte = cost(kind, n, 1)
@@ -55,6 +51,7 @@ def test_two_levels_move_their_parts_over_their_links() -> None:
         "all_reduce": 2 * (7 / 8) / near + 2 * (3 / 4) / 8 / far,
         # of 32 equal parts 7 stay in the node and 24 leave it
         "all_to_all": (7 / 32) / near + (24 / 32) / far,
+        "collective_permute": 1 / far,
     }
     for kind, per_byte in expected.items():
         fixed, slope = cost(kind, n, m)
@@ -73,12 +70,12 @@ def test_an_all_reduce_is_a_reduce_scatter_and_a_gather_of_the_parts() -> None:
         assert cost("all_reduce", n, m)[1] == pytest.approx(scatter + gather / (n * m))
 
 
-@pytest.mark.parametrize("kind", STEPS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_one_gpu_pays_nothing(kind: str) -> None:
     assert cost(kind, 1, 1) == (0.0, 0.0)
 
 
-@pytest.mark.parametrize("kind", STEPS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_more_gpus_never_pay_less_per_byte_they_receive(kind: str) -> None:
     for level in ((2, 1), (1, 2)):
         double = tuple(2 * x if x > 1 else 1 for x in level)
@@ -90,64 +87,10 @@ def test_an_unknown_collective_is_refused() -> None:
         cost("broadcast", 2, 1)
 
 
-# What one axis does on its way from a state to another: 0 nothing, 1 and 2 a dim of the
-# array, 3 partial sums. Written by hand.
-ONE_AXIS = {
-    (0, 0): None,
-    (0, 1): "slice",
-    (0, 2): "slice",
-    (1, 0): "all_gather",
-    (1, 1): None,
-    (1, 2): "all_to_all",
-    (2, 0): "all_gather",
-    (2, 1): "all_to_all",
-    (2, 2): None,
-    (3, 0): "all_reduce",
-    (3, 1): "reduce_scatter",
-    (3, 2): "reduce_scatter",
-}
-
-
-@pytest.mark.parametrize("source", list(itertools.product(range(4), repeat=2)))
-@pytest.mark.parametrize("target", list(itertools.product(range(3), repeat=2)))
-def test_every_change_of_two_axes_over_two_dims(source, target) -> None:
-    moves = [ONE_AXIS[pair] for pair in zip(source, target, strict=True)]
-    local = 1.0  # of the global array, once the free slices are taken
-    for state, move, size in zip(source, moves, SIZES, strict=True):
-        if state in (1, 2) or move == "slice":
-            local /= size
-    expected = []
-    for kind in ("reduce_scatter", "all_reduce", "all_to_all", "all_gather"):
-        taking = [move == kind for move in moves]
-        ways = int(np.prod([s for s, on in zip(SIZES, taking, strict=True) if on]))
-        if any(taking):
-            expected.append((kind, taking, local))
-        if kind == "reduce_scatter":
-            local /= ways
-        if kind == "all_gather":
-            local *= ways
-    steps = reshard_steps(np.array(source), np.array(target), 2, SIZES, INSIDE)
-    found = [
-        (step.kind, step.axes.tolist(), float(step.fraction))
-        for step in steps
-        if step.axes.any()
-    ]
-    assert found == expected
-    at_target = np.prod([1 / s for s, t in zip(SIZES, target, strict=True) if t])
-    assert float(result_fraction(steps[-1])) == pytest.approx(at_target)
-
-
-def test_partial_sums_are_reduced_before_they_are_gathered() -> None:
-    steps = reshard_steps(np.array([3, 1]), np.array([0, 0]), 2, SIZES, INSIDE)
-    found = [(s.kind, float(s.fraction)) for s in steps if s.axes.any()]
-    assert found == [("all_reduce", 0.25), ("all_gather", 0.25)]
-
-
 def test_axes_of_size_one_take_no_part() -> None:
     sizes = np.array([1, 1])
     for source in itertools.product(range(4), repeat=2):
         args = np.array(source), np.array([0, 0]), 2, sizes, INSIDE
-        assert not any(step.axes.any() for step in reshard_steps(*args))
         assert reshard_cost(*args, CLUSTER) == (0, 0)
 
 

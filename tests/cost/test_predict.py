@@ -80,14 +80,23 @@ def test_sharded_weights_of_whole_products_are_gathered() -> None:
 
 
 @pytest.mark.parametrize("scatters", [True, False])
-def test_a_scattered_result_is_a_reduce_scatter_where_there_are_any(scatters) -> None:
+def test_a_product_scatters_its_sum_itself_on_every_target(scatters) -> None:
     graph = mlp_graph()
     out = graph.ops[1].name + ":"
     states = sharded(graph, {"*": FFN, out: BATCH, "x": 0})
     found = predicted_collectives(graph, states, TP, scatters=scatters)
-    whole = BATCH * HIDDEN * 4
-    expected = ("reduce_scatter", whole // 4) if scatters else ("all_reduce", whole)
-    assert rows(found) == [row(*expected)]
+    assert rows(found) == [row("reduce_scatter", BATCH * HIDDEN * 4 // 4)]
+
+
+@pytest.mark.parametrize("scatters", [True, False])
+def test_a_look_up_in_a_sharded_table_is_summed_whole(scatters) -> None:
+    args = [jax.ShapeDtypeStruct((64, 16), "float32"), jax.ShapeDtypeStruct((8,), "int32")]
+    traced = trace_program(lambda table, ids: table[ids] * 2, args, names=("t", "ids"))
+    graph = link_phases({"step": traced.graph})["step"]
+    (op,) = (op for op in graph.ops if op.primitive == "gather")
+    states = sharded(graph, {"t": 64, op.name: 64, op.name + ":": 16})
+    found = predicted_collectives(graph, states, TP, scatters=scatters)
+    assert rows(found) == [row("all_reduce", 8 * 16 * 4)]
 
 
 def test_a_move_between_dims_is_an_all_to_all_of_the_local_part() -> None:

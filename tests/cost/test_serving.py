@@ -278,7 +278,7 @@ def test_what_is_priced_says_how_it_is_served() -> None:
 
 def test_a_plain_function_is_scored_by_its_step() -> None:
     found = plain_outcome(
-        step([[0.25], [np.inf], [0.0]], [[1]] * 3, active=10),
+        [step([[0.25], [np.inf], [0.0]], [[1]] * 3, active=10)],
         jnp.array([5.0, 5.0, 2000.0]),
         USABLE,
     )

@@ -47,15 +47,15 @@ def test_every_edge_is_priced_as_its_reshard(tables: CostTables) -> None:
         for _ in range(20):
             d = int(rng.integers(len(space.degrees)))
             ends = [int(rng.integers(len(states[e]))) for e in states]
-            source, dims = edge_states(
+            source = edge_states(
                 edge, nodes, states[edge.source][ends[0]], at_source=True
             )
-            target, _ = edge_states(
+            target = edge_states(
                 edge, nodes, states[edge.target][ends[1]], at_source=False
             )
             inside = np.array([axis.inside for axis in space.degrees[d].axes])
             fixed, per_byte = reshard_cost(
-                source, target, len(dims), space.sizes[d], inside, CLUSTER
+                source, target, len(edge.dims), space.sizes[d], inside, CLUSTER
             )
             seconds = edge.trips * (float(fixed) + float(per_byte) * edge.array.nbytes)
             cell = (d, record.source_codes[ends[0]], record.target_codes[ends[1]])

@@ -16,6 +16,7 @@ from lts.graph import Array, Edge, Node, NodeKind, OpGraph
 from lts.hardware import Cluster
 from lts.tracing.labels import hub_value
 from lts.workload import Workload
+from tests.hop_oracle import steps
 
 IMPOSSIBLE = math.inf
 
@@ -140,29 +141,14 @@ class Pricer:
         nbytes = float(edge.array.nbytes)
         if edge.array.batch_power:
             nbytes *= batch / self.traced_batch
-        pairs = list(zip(source, target, strict=True))
-        for axis, (a, b) in enumerate(pairs):
-            if isinstance(a, int) or (a is None and b is not None):
-                nbytes /= self.axes[axis].size  # held, or sliced
         total, chip = 0.0, self.cluster.chip
-        if any(
-            a is None and b is not None and axis.size > 1
-            for (a, b), axis in zip(pairs, self.axes, strict=True)
-        ):
-            bandwidth = chip.hbm_bandwidth_bytes_per_s * chip.hbm_efficiency
-            total += chip.op_launch_s + 2 * nbytes / bandwidth
-        kinds = {
-            "reduce_scatter": lambda a, b: a == "partial" and b is not None,
-            "all_reduce": lambda a, b: a == "partial" and b is None,
-            "all_to_all": lambda a, b: isinstance(a, int) and b is not None and a != b,
-            "all_gather": lambda a, b: isinstance(a, int) and b is None,
-        }
-        for kind, takes in kinds.items():
-            axes = [i for i, pair in enumerate(pairs) if takes(*pair)]
-            total += self.collective(kind, axes, nbytes)
-            ways = math.prod(self.axes[i].size for i in axes)
-            if kind == "reduce_scatter":
-                nbytes /= ways
+        sizes = [axis.size for axis in self.axes]
+        for kind, axes, part in steps(source, target, len(edge.array.shape), sizes):
+            if kind == "slice":
+                bandwidth = chip.hbm_bandwidth_bytes_per_s * chip.hbm_efficiency
+                total += chip.op_launch_s + 2 * part * nbytes / bandwidth
+            else:
+                total += self.collective(kind, list(axes), part * nbytes)
         return total * edge.trips
 
     def phase(self, phase: str, batch: int) -> tuple[float, float]:

@@ -6,15 +6,25 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from flax import linen
 from jax import lax
 
 import lts
 from lts.graph import NodeKind
+from lts.mesh import enumerate_degrees
+from lts.space import build_space
+from lts.tracing import link_phases, trace_program
 
 
 def spec(*shape: int, dtype: str = "float32") -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype)
+
+
+WEIGHTS = {
+    "params": {"kernel": np.zeros((4, 4), np.float32), "bias": np.zeros(4, np.float32)}
+}
 
 
 def layer(x: jax.Array, w: jax.Array) -> jax.Array:
@@ -148,16 +158,69 @@ def test_a_static_fori_loop_knows_its_trips() -> None:
     assert graph.notes == ()
 
 
-def test_a_while_loop_is_counted_once_and_noted() -> None:
-    def loop(x: jax.Array, w: jax.Array, n: jax.Array) -> jax.Array:
-        return lax.fori_loop(0, n, lambda _, x: layer(x, w), x)
+def counted(x: jax.Array, w: jax.Array, n: jax.Array) -> jax.Array:
+    return lax.fori_loop(0, n, lambda _, x: layer(x, w), x)
 
-    graph = lts.trace(loop, spec(8, 16), spec(16, 16), spec(dtype="int32"))
+
+COUNTED = spec(8, 16), spec(16, 16), spec(dtype="int32")
+LINE = counted.__code__.co_firstlineno + 1
+
+
+def test_a_loop_of_unknown_length_is_counted_once_and_noted() -> None:
+    graph = lts.trace(counted, *COUNTED)
     assert [op.trips for op in graph.ops] == [1]
-    (note,) = graph.notes
-    assert note.startswith("while at test_regions.py:")
-    assert note.endswith("trips unknown, counted once")
+    place = f"test_regions.py:{LINE}"
+    assert graph.notes == (
+        f"while at {place}: its length is unknown, counted as one trip; pass "
+        f"trips={{'{place}': n}}",
+    )
     assert graph.node("0").leaves[-1].path == "out"
+
+
+@pytest.mark.parametrize("trips", [128, {f"test_regions.py:{LINE}": 128}])
+def test_the_caller_says_how_often_a_loop_runs(trips: Any) -> None:
+    graph = trace_program(counted, COUNTED, trips=trips).graph
+    assert [op.trips for op in graph.ops] == [128]
+    assert graph.notes == ()
+
+
+def test_a_loop_is_named_by_its_scope_too() -> None:
+    def generate(*args: jax.Array) -> jax.Array:
+        with jax.named_scope("generate"):
+            return counted(*args)
+
+    graph = trace_program(generate, COUNTED, trips={"generate": 5}).graph
+    assert [op.trips for op in graph.ops] == [5]
+
+
+def test_trips_of_a_loop_that_there_is_not_are_refused() -> None:
+    with pytest.raises(ValueError, match=f"there are: test_regions.py:{LINE}"):
+        trace_program(counted, COUNTED, trips={"other.py:3": 5})
+
+
+@pytest.mark.parametrize("trips", [0, -1, 2.5, True, {"loop": 0}])
+def test_trips_are_positive_integers(trips: Any) -> None:
+    with pytest.raises(ValueError, match="trips must be positive integers"):
+        trace_program(counted, COUNTED, trips=trips)
+
+
+@pytest.mark.parametrize(
+    ("start", "bound", "step", "closed", "trips"),
+    [(0, 10, 1, False, 10), (1, 10, 2, False, 5), (0, 9, 3, True, 4), (7, 7, 1, 0, 1)],
+)
+def test_a_loop_that_counts_to_a_known_bound_shows_its_trips(
+    start: int, bound: int, step: int, closed: bool, trips: int
+) -> None:
+    def loop(x: jax.Array, w: jax.Array) -> jax.Array:
+        def goes_on(carry: Any) -> Any:
+            return carry[0] <= bound if closed else carry[0] < bound
+
+        body = lambda c: (c[0] + step, layer(c[1], w))  # noqa: E731
+        return lax.while_loop(goes_on, body, (start, x))[1]
+
+    graph = lts.trace(loop, spec(8, 16), spec(16, 16))
+    assert [op.trips for op in graph.ops] == [trips]
+    assert bool(graph.notes) == (start >= bound)
 
 
 def test_branches_are_all_kept_and_share_their_results_layout() -> None:
@@ -172,13 +235,43 @@ def test_branches_are_all_kept_and_share_their_results_layout() -> None:
     assert {e.target for e in graph.edges if e.source == op.index} == {stream.index}
 
 
-def test_a_switch_has_as_many_branches_as_it_says() -> None:
+def test_the_costlier_branch_is_priced_and_the_others_are_kept() -> None:
     def choose(which: jax.Array, x: jax.Array, w: jax.Array) -> jax.Array:
-        branches = [lambda x: x @ w, lambda x: jnp.tanh(x @ w), lambda x: x]
+        branches = [lambda x: x @ w, lambda x: layer(layer(x, w), w), lambda x: x]
         return lax.switch(which, branches, x)
 
     graph = lts.trace(choose, spec(dtype="int32"), spec(8, 16), spec(16, 16))
-    assert len(graph.ops) == 2
+    assert [op.trips for op in graph.ops] == [0, 1, 1]
+    assert graph.flops == 2 * 2 * 8 * 16 * 16
+    (note,) = graph.notes
+    assert note.endswith("branch 1 of 3, the costlier, is priced; the others run free")
+
+
+def test_a_branch_that_loops_is_the_costlier_one() -> None:
+    def choose(which: jax.Array, x: jax.Array, w: jax.Array) -> jax.Array:
+        long = lambda x: lax.fori_loop(0, 9, lambda _, x: layer(x, w), x)  # noqa: E731
+        return lax.cond(which, long, lambda x: layer(layer(x, w), w), x)
+
+    graph = lts.trace(choose, spec(dtype="bool"), spec(8, 16), spec(16, 16))
+    assert sorted(op.trips for op in graph.ops) == [0, 0, 9]
+    assert graph.flops == 9 * 2 * 8 * 16 * 16
+
+
+def test_what_is_not_priced_is_not_searched_but_inherits() -> None:
+    def choose(which: jax.Array, x: jax.Array, w: jax.Array) -> jax.Array:
+        y = lax.cond(which, lambda x: jnp.tanh(x @ w) @ w, lambda x: x @ w @ w @ w, x)
+        return y @ w
+
+    args = spec(dtype="bool"), spec(64, 64), spec(64, 64)
+    graph = link_phases({"step": trace_program(choose, args).graph})
+    space = build_space(graph, enumerate_degrees(lts.Cluster.parse("h100:1x8")))
+    free = {op.name for op in graph["step"].ops if not op.trips}
+    owners = {
+        (gene - space.first_override) // space.num_axes for gene, _ in space.pinned
+    }
+    assert len(free) == 2
+    assert free < {space.variables[i].name.removeprefix("step/") for i in owners}
+    assert {value for _, value in space.pinned} == {0}
 
 
 def test_a_transposed_carry_costs_an_edge_or_is_whole() -> None:
@@ -222,8 +315,20 @@ def test_every_argument_of_a_region_is_a_value_of_the_right_kind() -> None:
     assert kinds["0"] is kinds["1"] is NodeKind.INPUT
 
 
-def test_large_closed_over_arrays_are_noted() -> None:
+def test_a_closed_over_array_in_a_loop_is_noted_as_replicated() -> None:
     table = jnp.ones((1024, 512))
-    graph = lts.trace(lambda x: x @ table, spec(8, 1024))
-    (note,) = graph.notes
-    assert note.startswith("2,097,152 bytes of closed-over arrays")
+    step = jax.jit(lambda x: jnp.tanh(x @ table) @ table.T)
+    graph = lts.trace(
+        lambda x: lax.fori_loop(0, 3, lambda _, x: step(x), x), spec(8, 1024)
+    )
+    assert graph.flops == 3 * 2 * 2 * 8 * 1024 * 512
+    assert not graph.notes or "closed-over arrays" in graph.notes[0]
+
+
+def test_a_line_of_a_library_is_named_by_the_line_that_calls_it() -> None:
+    def model(x: jax.Array) -> jax.Array:
+        return linen.Dense(4).apply(WEIGHTS, x)  # the user's line
+
+    graph = lts.trace(model, spec(8, 4))
+    line = model.__code__.co_firstlineno + 1
+    assert {op.source for op in graph.ops} == {f"test_regions.py:{line}"}

@@ -235,12 +235,19 @@ def test_layers_inside_a_loop_fold_and_multiply() -> None:
 def test_a_plan_of_folded_layers_runs(depth: int) -> None:
     rng = np.random.default_rng(0)
     ws = [
-        {k: jnp.asarray(rng.normal(size=s.shape), jnp.float32) / 8 for k, s in w.items()}
+        {
+            k: jnp.asarray(rng.normal(size=s.shape), jnp.float32) / 8
+            for k, s in w.items()
+        }
         for w in weights(depth)
     ]
     x = jnp.asarray(rng.normal(size=(8, 16)), jnp.float32)
     plan = lts.search(
-        stack, (x, ws), cluster=lts.Cluster.parse("h100:1x8"), method="random", budget=64
+        stack,
+        (x, ws),
+        cluster=lts.Cluster.parse("h100:1x8"),
+        method="random",
+        budget=64,
     )
     first, *others = plan.in_specs[1]
     assert all(other == first for other in others)

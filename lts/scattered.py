@@ -1,0 +1,103 @@
+"""A product whose sums end scattered runs as `shard_map`, which scatters as it sums.
+
+Left to a partitioner such a product becomes an all-reduce and a slice, or something
+else over axes that are idle, depending on the backend.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
+
+from lts.graph import Node
+from lts.hops import hops
+from lts.layout import op_ends, resolved, spec_of, waypoints
+from lts.mesh import MeshAxis
+
+PRIMITIVE = "dot_general"
+
+WHOLE = frozenset({"gather"})
+"""Ops whose sums are reduced whole, and sliced: XLA cannot partition a gather whose
+partial sums scatter onto a dim that is sharded already (it fails after SPMD)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScatterForm:
+    """A product of each device's parts, summed over mesh axes.
+
+    Attributes:
+      operands, result: specs.
+      scattered: mesh axes, and the dim over which their sum ends scattered, in order.
+      whole: mesh axes whose sum every device gets.
+    """
+
+    operands: tuple[PartitionSpec, ...]
+    result: PartitionSpec
+    scattered: tuple[tuple[tuple[str, ...], int], ...]
+    whole: tuple[str, ...]
+
+    def __call__(
+        self,
+        mesh: Mesh | AbstractMesh,
+        equation: Any,
+        operands: Sequence[Any],
+        params: Mapping[str, Any],
+    ) -> Any:
+        """The product, summed and scattered."""
+
+        def run(*local: jax.Array) -> jax.Array:
+            out = equation.primitive.bind(*local, **params)
+            for axes, dim in self.scattered:
+                out = jax.lax.psum_scatter(out, axes, scatter_dimension=dim, tiled=True)
+            return jax.lax.psum(out, self.whole) if self.whole else out
+
+        return jax.shard_map(
+            run,
+            mesh=mesh,
+            in_specs=self.operands,
+            out_specs=self.result,
+            check_vma=False,
+        )(*operands)
+
+
+def scatter_form(
+    node: Node,
+    numbers: np.ndarray,
+    value_factors: Sequence[int | None],
+    value_numbers: np.ndarray,
+    axes: Sequence[MeshAxis],
+) -> ScatterForm | None:
+    """The form of a product that scatters its sums; None for any other op.
+
+    Arguments as `lts.local_ops.local_form`.
+    """
+    if node.primitive != PRIMITIVE:
+        return None
+    (result,) = node.results
+    source, target = op_ends(
+        result.factors, node, numbers, value_factors, value_numbers
+    )
+    rank, present = len(result.factors), np.array([axis.size > 1 for axis in axes])
+    names = np.array([axis.name for axis in axes])
+    scattered, whole = [], ()
+    for hop in hops(source, target, rank, present):
+        taking = tuple(names[hop.axes].tolist())
+        if hop.kind == "reduce_scatter":
+            dim = int(hop.states[hop.axes][0]) - 1
+            scattered.append((taking, dim))
+        elif hop.kind == "all_reduce":
+            whole = taking
+    if not scattered:
+        return None
+    return ScatterForm(
+        operands=tuple(
+            spec_of(o.factors, resolved(numbers, node, o.factors), axes)
+            for o in node.operands
+        ),
+        result=waypoints(source, target, rank, axes)[0],
+        scattered=tuple(scattered),
+        whole=whole,
+    )
