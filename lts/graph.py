@@ -133,12 +133,15 @@ class Reduction:
     """A reduction inside a value: sharding a reduced factor costs an all-reduce.
 
     `array` is the result; `factors` its dims' factors; `reduced` the factors summed.
+    Where `gathered` has arrays, of the result's shape, these are gathered instead: the
+    candidates of an argmax, their values and their indices.
     """
 
     array: Array
     factors: tuple[int | None, ...]
     reduced: tuple[int, ...]
     trips: int
+    gathered: tuple[Array, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,9 @@
 """Ops that run as `shard_map` in an applied plan, so that no partitioner guesses.
 
 A mixture of experts becomes its expert-parallel form, with exchanges of its own. A
-`top_k` runs on each device's rows: left to XLA its operand is gathered wherever another
-mesh axis is idle.
+`top_k`, a Fourier transform or a matrix factorisation runs on each device's rows: left
+to XLA its operand is gathered, always or wherever another mesh axis is idle. A kernel
+or a foreign call runs as its author said with `lts.register_rule`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,17 +12,28 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, Mesh, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from lts.graph import EXPERTS, Node, coverage
 from lts.layout import spec_of
 from lts.mesh import MeshAxis
 from lts.models.dispatch import ExpertLayout, sharded_expert_ffn
 from lts.models.experts import arguments
+from lts.tracing.decide import LOCAL, keys_of
+from lts.tracing.rules import CONVOLUTIONS, LINEAR_ALGEBRA, SORTS, TRANSFORMS
 
 AnyMesh = Mesh | AbstractMesh
 Form = Callable[[AnyMesh, Any, Sequence[Any], Mapping[str, Any]], Any]
-"""From mesh, equation, operands and parameters to the equation's results."""
+"""From mesh, equation, operands and parameters to what its primitive returns."""
+
+ROWS = frozenset({*TRANSFORMS, *LINEAR_ALGEBRA, *SORTS} - {"sort"})
+"""Ops whose parameters hold no extent of a dim that passes through."""
+
+KERNELS = frozenset({"pallas_call"})
+"""Ops that no partitioner may touch, not even one that leaves their arrays whole."""
+
+FOREIGN = frozenset({"ffi_call"})
+"""Ops that run as they are on local arrays, but for the shapes of their results."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,20 +58,116 @@ class RowsForm:
     results: tuple[PartitionSpec, ...]
     axes: frozenset[str]
 
-    def __call__(self, mesh: AnyMesh, equation: Any, operands, params) -> list[Any]:
+    def __call__(self, mesh: AnyMesh, equation: Any, operands, params) -> Any:
         """The results, split as the operands are."""
+        several = equation.primitive.multiple_results
 
-        def run(*local: jax.Array) -> list[jax.Array]:
+        def run(*local: jax.Array) -> Any:
             return equation.primitive.bind(*local, **params)
 
         return jax.shard_map(
             run,
             mesh=mesh,
             in_specs=self.operands,
-            out_specs=list(self.results),
+            out_specs=list(self.results) if several else self.results[0],
             axis_names=set(self.axes),
             check_vma=False,
         )(*operands)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupsForm:
+    """A convolution of groups of features, on each device's images and groups.
+
+    XLA gathers images and features of such a convolution, unless every feature is a
+    group. One without groups is left to it: it partitions these well.
+    """
+
+    rows: RowsForm
+
+    def __call__(self, mesh: AnyMesh, equation: Any, operands, params) -> Any:
+        """The result, its batch and features split as the operands' are."""
+        if params["feature_group_count"] == 1:
+            return equation.primitive.bind(*operands, **params)
+        numbers = params["dimension_numbers"]
+        features = operands[0].shape[numbers.lhs_spec[1]]
+        split = NamedSharding(mesh, self.rows.operands[0])
+        local = split.shard_shape(operands[0].shape)[numbers.lhs_spec[1]]
+        count = params["feature_group_count"] * local // features
+        return self.rows(
+            mesh, equation, operands, {**params, "feature_group_count": count}
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelForm:
+    """An op that runs as its registered rule says, on each device's part.
+
+    Attributes:
+      operands, results: specs, as the rule's factors are split.
+      sums: mesh axes over which results are added up.
+    """
+
+    operands: tuple[PartitionSpec, ...]
+    results: tuple[PartitionSpec, ...]
+    sums: tuple[str, ...]
+
+    def __call__(self, mesh: AnyMesh, equation: Any, operands, params) -> Any:
+        """The results, split as the rule says.
+
+        Raises:
+          ValueError: if the registered function returns arrays of other shapes.
+        """
+        primitive = equation.primitive
+        keys = keys_of(primitive.name, params)
+        function = next((LOCAL[key] for key in keys if key in LOCAL), None)
+        if primitive.name == "ffi_call":
+            params = {**params, "result_avals": self._local_results(mesh, equation)}
+        bound = primitive.get_bind_params(params)
+        if function is None and primitive.name not in KERNELS | FOREIGN:
+            return primitive.bind(*operands, **bound)
+
+        def run(*local: jax.Array) -> list[jax.Array]:
+            if function is None:
+                outs = primitive.bind(*local, **bound)
+            else:
+                outs = function(*local)
+            outs = list(outs) if isinstance(outs, (list, tuple)) else [outs]
+            self._check(mesh, equation, outs, keys[0])
+            return [jax.lax.psum(out, self.sums) if self.sums else out for out in outs]
+
+        outs = jax.shard_map(
+            run,
+            mesh=mesh,
+            in_specs=self.operands,
+            out_specs=list(self.results),
+            check_vma=False,
+        )(*operands)
+        return outs if primitive.multiple_results else outs[0]
+
+    def _local_results(self, mesh: AnyMesh, equation: Any) -> tuple[Any, ...]:
+        avals = [var.aval for var in equation.outvars]
+        specs = zip(avals, self.results, strict=True)
+        return tuple(
+            aval.update(shape=NamedSharding(mesh, spec).shard_shape(aval.shape))
+            for aval, spec in specs
+        )
+
+    def _check(self, mesh: AnyMesh, equation: Any, outs: Any, key: str) -> None:
+        found = [tuple(out.shape) for out in outs]
+        wanted = [tuple(aval.shape) for aval in self._local_results(mesh, equation)]
+        if found != wanted:
+            raise ValueError(
+                f"local= of {key!r} returned arrays of shapes {found} for a device's "
+                f"part; its rule says {wanted}. Make both agree with "
+                "lts.register_rule"
+            )
+
+
+def _has_own_form(primitive: str) -> bool:
+    """Whether an op may run as its author said."""
+    registered = {key.partition(":")[0] for key in LOCAL}
+    return primitive in registered | KERNELS | FOREIGN
 
 
 def local_form(
@@ -76,9 +184,8 @@ def local_form(
       value_factors: per dim of its first result, the factor of the value it belongs to.
       value_numbers: states of that value.
     """
-    if not any(
-        number and axis.size > 1 for number, axis in zip(numbers, axes, strict=True)
-    ):
+    used = [a.name for a, n in zip(axes, numbers, strict=True) if n and a.size > 1]
+    if not used and node.primitive not in KERNELS:
         return None
     if node.primitive == EXPERTS:
         scatter = scattered(node, numbers, value_factors, value_numbers, axes)
@@ -86,13 +193,18 @@ def local_form(
             layout=expert_layout(node, numbers, axes),
             scatter=tuple((axes[i].name, dim) for i, dim in scatter.items()),
         )
-    if node.primitive == "top_k":
-        used = [a.name for a, n in zip(axes, numbers, strict=True) if n and a.size > 1]
-        return RowsForm(
-            operands=tuple(spec_of(o.factors, numbers, axes) for o in node.operands),
-            results=tuple(spec_of(r.factors, numbers, axes) for r in node.results),
-            axes=frozenset(used),
-        )
+    operands = tuple(spec_of(o.factors, numbers, axes) for o in node.operands)
+    results = tuple(spec_of(r.factors, numbers, axes) for r in node.results)
+    if _has_own_form(node.primitive):
+        summed = {i + 1 for i, factor in enumerate(node.factors) if factor.reduction}
+        sums = [a.name for a, n in zip(axes, numbers, strict=True) if n in summed]
+        sums = tuple(name for name in sums if name in used)
+        return KernelForm(operands=operands, results=results, sums=sums)
+    rows = RowsForm(operands=operands, results=results, axes=frozenset(used))
+    if node.primitive in ROWS:
+        return rows
+    if node.primitive in CONVOLUTIONS:
+        return GroupsForm(rows=rows)
     return None
 
 

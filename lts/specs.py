@@ -207,8 +207,11 @@ def _local_form(
     places: Any,
     axes: Sequence[MeshAxis],
 ) -> Form | None:
-    factors, there = places.factors_of(eq.outs[0]), node.results[0].value
-    numbers = states[there] if there >= 0 else np.zeros(len(axes), np.int64)
+    factors, numbers = (), np.zeros(len(axes), np.int64)
+    if node.results:  # a callback may have none
+        factors = places.factors_of(eq.outs[0])
+        there = node.results[0].value
+        numbers = states[there] if there >= 0 else numbers
     place = (node, states[node.index], factors, numbers, axes)
     return scatter_form(*place) or local_form(*place)
 

@@ -125,13 +125,16 @@ def _reductions(
         for factor in reduction.factors:
             if factor is not None:
                 ways *= int(np.where(states == factor + 1, sizes, 1).prod())
-        rows.append(
+        kind = "all_gather" if reduction.gathered else "all_reduce"
+        whole = int(np.where(taking, sizes, 1).prod()) if reduction.gathered else 1
+        rows += [
             Predicted(
-                kind="all_reduce",
+                kind=kind,
                 axes=names,
-                nbytes=round(reduction.array.nbytes / ways),
+                nbytes=round(array.nbytes * whole / ways),
                 count=reduction.trips,
                 reason=f"reduction in {node.name}",
             )
-        )
+            for array in reduction.gathered or (reduction.array,)
+        ]
     return rows

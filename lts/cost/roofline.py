@@ -63,10 +63,12 @@ def _reduction_time_s(node: Node, sharding: Sharding, cluster: Cluster) -> np.nd
     for reduction in node.reductions:
         axes = reduced_axes(reduction.reduced, sharding.states)
         inside, across = group_sizes(axes, sharding)
-        fixed, per_byte = collective_cost("all_reduce", inside, across, cluster)
-        nbytes = sharding.local_bytes(reduction.array, reduction.factors)
-        time = fixed[..., None] + per_byte[..., None] * nbytes
-        total = total + time * reduction.trips
+        kind = "all_gather" if reduction.gathered else "all_reduce"
+        fixed, per_byte = collective_cost(kind, inside, across, cluster)
+        for array in reduction.gathered or (reduction.array,):
+            nbytes = sharding.local_bytes(array, reduction.factors)
+            time = fixed[..., None] + per_byte[..., None] * nbytes
+            total = total + time * reduction.trips
     return total
 
 

@@ -16,8 +16,8 @@ import jax
 from jax.tree_util import keystr
 
 from lts.graph import NodeKind, OpGraph
-from lts.tracing.build import Argument, draft_of, flops_of
-from lts.tracing.decide import CALLS, DECIDE, UnsupportedOpError, register_rule
+from lts.tracing.build import Argument, decision_rule, draft_of, flops_of
+from lts.tracing.decide import CALLS, UnsupportedOpError, register_rule
 from lts.tracing.finish import Finisher
 from lts.tracing.flatten import Equation, Path, Tensor, flatten
 from lts.tracing.labels import link_phases
@@ -122,7 +122,7 @@ def trace_program(
     out_paths = [path.rstrip("/") for path in out_paths]
     program = flatten(closed, CALLS, trips)
     price_branches(program, flops_of)
-    program = fold_repeats(program, DECIDE)
+    program = fold_repeats(program, lambda eq: decision_rule(eq) is not None)
     closed_over = {f"{CLOSED}/{i}": x for i, x in enumerate(program.closed_over)}
     arguments = [
         Argument(

@@ -8,12 +8,13 @@ array costs nothing, a bias that meets another value is an edge.
 Second pass (`finish.py`): groups become values, their dim classes factors.
 """
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lts.graph import NodeKind
-from lts.tracing.decide import DECIDE, unsupported
+from lts.tracing.decide import rule_for, unsupported
 from lts.tracing.flatten import Equation, FlatProgram, Path, Tensor
 from lts.tracing.follow import (
     ELEMENTWISE,
@@ -25,7 +26,7 @@ from lts.tracing.follow import (
 )
 from lts.tracing.groups import Groups
 from lts.tracing.manual import shard_map_rule
-from lts.tracing.op_rule import OpRule
+from lts.tracing.op_rule import OpRule, Rule
 
 DimMap = tuple[int | None, ...]
 """Per dim of one array, the dim of another that is the same index, or None."""
@@ -108,10 +109,9 @@ class _Builder:
                 self.groups.add(out)
             if all(t.is_local or t.index in self.weights for t in eq.ins):
                 self.weights.update(out.index for out in eq.outs)
-            if eq.primitive == "shard_map":
-                self.decide(eq, shard_map_rule(eq, flops_of))
-            elif eq.primitive in DECIDE:  # first: a registered rule goes before ours
-                self.decide(eq, DECIDE[eq.primitive](eq))
+            rule = decision_rule(eq)  # first: a registered rule goes before ours
+            if rule is not None:
+                self.decide(eq, rule(eq))
             elif eq.primitive in ELEMENTWISE:
                 self.elementwise(eq)
             elif eq.primitive == "broadcast_in_dim":
@@ -306,11 +306,16 @@ class _Builder:
         self.draft.decisions.append(Decision(equation=eq, rule=rule, name=name))
 
 
+def decision_rule(eq: Equation) -> Rule | None:
+    """The rule of an equation that is a decision op, else None."""
+    if eq.primitive == "shard_map":
+        return functools.partial(shard_map_rule, flops=flops_of)
+    return rule_for(eq)
+
+
 def flops_of(eq: Equation) -> float:
     """Arithmetic of one execution of an equation; elementwise work counts none."""
-    if eq.primitive == "shard_map":
-        return shard_map_rule(eq, flops_of).flops
-    rule = DECIDE.get(eq.primitive)
+    rule = decision_rule(eq)
     return 0.0 if rule is None else rule(eq).flops
 
 

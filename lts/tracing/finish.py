@@ -29,6 +29,9 @@ from lts.tracing.groups import UnionFind
 from lts.tracing.kernels import find_kernels, fuse_scores
 from lts.tracing.loads import Loads
 
+ARGUMENTS = ("argmax", "argmin")
+"""Reductions to a place: compilers gather every device's candidate."""
+
 PRECEDENCE = (NodeKind.CACHE, NodeKind.PARAMETER, NodeKind.INPUT)
 
 
@@ -325,9 +328,11 @@ class Finisher:
         return "value"
 
     def _reduction(self, eq: Equation, dims: tuple[int, ...]) -> Reduction:
-        own = self.factors_of(eq.ins[0])
+        own, result = self.factors_of(eq.ins[0]), self.array(eq.outs[0])
+        values = dataclasses.replace(result, itemsize=eq.ins[0].itemsize)
         return Reduction(
-            array=self.array(eq.outs[0]),
+            array=result,
+            gathered=(values, result) if eq.primitive in ARGUMENTS else (),
             factors=self.factors_of(eq.outs[0]),
             reduced=tuple(f for f in (own[dim] for dim in dims) if f is not None),
             trips=eq.trips,

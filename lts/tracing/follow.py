@@ -44,18 +44,18 @@ ELEMENTWISE = frozenset(
     """abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e
     cbrt ceil clamp clz complex conj convert_element_type copy copy_p cos cosh
     device_put digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt igamma
-    igammac imag integer_pow is_finite le le_to lgamma log log1p logistic lt lt_to
-    max min mul nan_to_num ne neg nextafter not one_minus_square
-    optimization_barrier or pcast polygamma population_count pow pvary real
-    reduce_precision rem round rsqrt select_n sharding_constraint shift_left
-    shift_right_arithmetic shift_right_logical sign sin sinh sqrt square
+    igamma_grad_a igammac imag integer_pow is_finite le le_to lgamma log log1p log2
+    logistic lt lt_to max min mul mulhi name nan_to_num ne neg nextafter not
+    one_minus_square optimization_barrier or pcast polygamma polynomial
+    population_count pow pvary random_gamma_grad real reduce_precision
+    regularized_incomplete_beta rem round rsqrt select_n sharding_constraint
+    shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square
     stop_gradient sub tan tanh xor zeta""".split()
 )
 REDUCTIONS = frozenset(
     """argmax argmin reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum
     reduce_xor""".split()
 )
-CUMULATIVE = frozenset("cumsum cumprod cummax cummin cumlogsumexp".split())
 
 
 def _identity(rank: int, without: tuple[int, ...] = ()) -> Pairs:
@@ -92,8 +92,17 @@ def _broadcast(eq: Equation) -> Follow:
 def _reduction(eq: Equation) -> Follow:
     reduced = tuple(int(axis) for axis in eq.params["axes"])
     kept = [i for i in range(len(eq.ins[0].shape)) if i not in reduced]
-    pairs = tuple((i, j) for j, i in enumerate(kept))
-    return Follow(pairs=(pairs,) * len(eq.ins), reduced=reduced)
+    pairs = (tuple((i, j) for j, i in enumerate(kept)),) * len(eq.ins)
+    if _is_bitwise(eq):
+        return Follow(pairs=pairs, blocked_in=(reduced,) * len(eq.ins))
+    return Follow(pairs=pairs, reduced=reduced)
+
+
+def _is_bitwise(eq: Equation) -> bool:
+    """Whether partial results have no all-reduce: XLA knows and, or of truths only."""
+    is_logical = eq.primitive in ("reduce_and", "reduce_or")
+    is_truth = eq.ins[0].dtype == bool
+    return eq.primitive == "reduce_xor" or (is_logical and not is_truth)
 
 
 def _transpose(eq: Equation) -> Follow:
@@ -104,12 +113,15 @@ def _transpose(eq: Equation) -> Follow:
 def _reshape(eq: Equation) -> Follow:
     """Split and merge of dims: the major part of each group follows the whole.
 
-    Dims of extent 1 are skipped. `12 -> (4, 3)` ties 12 to 4, in units of 4, and blocks
+    Dims of extent 1 are skipped; `dimensions` is an order of the dims that is taken
+    first. `12 -> (4, 3)` ties 12 to 4, in units of 4, and blocks
     3, whose shards no sharding of 12 can express; a merge is the same, read backwards.
     """
-    ins = [(i, n) for i, n in enumerate(eq.ins[0].shape) if n != 1]
+    order = eq.params.get("dimensions") if eq.primitive == "reshape" else None
+    shape = eq.ins[0].shape
+    ins = [(i, shape[i]) for i in order or range(len(shape)) if shape[i] != 1]
     outs = [(j, n) for j, n in enumerate(eq.outs[0].shape) if n != 1]
-    if math.prod(eq.ins[0].shape) == 0:  # nothing to shard
+    if math.prod(shape) == 0:  # nothing to shard
         return Follow(
             pairs=((),),
             blocked_in=(tuple(i for i, _ in ins),),
@@ -146,12 +158,12 @@ def _reshape(eq: Equation) -> Follow:
 
 
 def _same_size_dims(eq: Equation) -> Follow:
-    """Slices, pads, reversals: a dim whose extent changes is blocked."""
+    """Slices, pads, reversals: a dim whose extent or order changes is blocked."""
     shape, out = eq.ins[0].shape, eq.outs[0].shape
     changed = tuple(
         i for i, (n, m) in enumerate(zip(shape, out, strict=True)) if n != m
     )
-    mixed = tuple(eq.params["dimensions"]) if eq.primitive == "rev" else ()
+    mixed = _moved_dims(eq)
     rest = ((),) * (len(eq.ins) - 1)
     return Follow(
         pairs=(_identity(len(shape), changed), *rest),
@@ -159,6 +171,14 @@ def _same_size_dims(eq: Equation) -> Follow:
         blocked_out=(*changed, *mixed),
         computes=eq.primitive == "pad",
     )
+
+
+def _moved_dims(eq: Equation) -> tuple[int, ...]:
+    """Dims whose elements change places though the extent may stay."""
+    if eq.primitive == "rev":
+        return tuple(eq.params["dimensions"])
+    config = eq.params.get("padding_config", ())  # 1 before, 1 less behind: a shift
+    return tuple(i for i, edges in enumerate(config) if tuple(edges[:2]) != (0, 0))
 
 
 def _slice(eq: Equation) -> Follow:
@@ -173,7 +193,7 @@ def _slice(eq: Equation) -> Follow:
 
 
 def _along_dim(parameter: str) -> Rule:
-    """Operations that mix one dim (concatenate, split, cumulative): it is blocked."""
+    """Concatenate and split: the dim along which they go is blocked."""
 
     def rule(eq: Equation) -> Follow:
         dim = int(eq.params[parameter])
@@ -195,6 +215,17 @@ def _stack(eq: Equation) -> Follow:
     return Follow(pairs=(pairs,) * len(eq.ins), blocked_out=(new,))
 
 
+def _unstack(eq: Equation) -> Follow:
+    """One array per place of a dim, which must stay whole."""
+    axis, rank = int(eq.params["axis"]), len(eq.ins[0].shape)
+    kept = tuple(i for i in range(rank) if i != axis % rank)
+    return Follow(
+        pairs=(tuple((i, j) for j, i in enumerate(kept)),),
+        blocked_in=((axis % rank,),),
+        computes=False,
+    )
+
+
 def _tile(eq: Equation) -> Follow:
     """Repetition: dims that are repeated are blocked."""
     return replace(_same_size_dims(eq), computes=True)
@@ -214,7 +245,6 @@ def _bitcast(eq: Equation) -> Follow:
 FOLLOW: dict[str, Rule] = {
     **dict.fromkeys(ELEMENTWISE, _elementwise),
     **dict.fromkeys(REDUCTIONS, _reduction),
-    **dict.fromkeys(CUMULATIVE, _along_dim("axis")),
     "link": _link,
     "broadcast_in_dim": _broadcast,
     "transpose": _transpose,
@@ -228,6 +258,7 @@ FOLLOW: dict[str, Rule] = {
     "concatenate": _along_dim("dimension"),
     "split": _along_dim("axis"),
     "stack": _stack,
+    "unstack": _unstack,
     "tile": _tile,
     "bitcast_convert_type": _bitcast,
 }

@@ -14,7 +14,7 @@ Path = tuple[int | str, ...]
 
 Branches = tuple[str, tuple[tuple[int, int], ...]]
 
-OPAQUE = frozenset({"pallas_call", "shard_map"})
+OPAQUE = frozenset({"custom_partitioning", "pallas_call", "shard_map"})
 """Their bodies see local arrays: never entered, never rewritten."""
 
 

@@ -11,7 +11,7 @@ Layers that differ in any operation or shape are no copies, and stay apart.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -57,13 +57,15 @@ class _Wiring:
     varying: Sequence[tuple[Tensor, Tensor]]
 
 
-def fold_repeats(program: FlatProgram, decisions: Collection[str]) -> FlatProgram:
+def fold_repeats(
+    program: FlatProgram, is_decision: Callable[[Equation], bool]
+) -> FlatProgram:
     """The program with repeated layers folded into their first copy.
 
     Args:
-      decisions: primitives that carry a choice; a layer has one at least.
+      is_decision: whether an equation carries a choice; a layer has one at least.
     """
-    while (found := _best_run(program, decisions)) is not None:
+    while (found := _best_run(program, is_decision)) is not None:
         program = _folded(program, *found)
     return program
 
@@ -119,17 +121,17 @@ def _runs(signatures: np.ndarray, lag: int) -> Iterator[tuple[int, int]]:
 
 
 def _best_run(
-    program: FlatProgram, decisions: Collection[str]
+    program: FlatProgram, is_decision: Callable[[Equation], bool]
 ) -> tuple[_Run, _Wiring] | None:
     """The run that folds most equations and whose wiring holds."""
     equations = program.equations
-    is_decision = np.array([eq.primitive in decisions for eq in equations], bool)
-    if is_decision.sum() < 2:
+    chosen = np.array([is_decision(eq) for eq in equations], bool)
+    if chosen.sum() < 2:
         return None
     signatures = _signatures(equations)
     candidates = [
         (length // lag * lag, lag, start, length % lag)
-        for lag in _lags(signatures, np.flatnonzero(is_decision))
+        for lag in _lags(signatures, np.flatnonzero(chosen))
         for start, length in _runs(signatures, lag)
     ]
     makers = {
@@ -139,7 +141,7 @@ def _best_run(
     }
     for gain, period, start, slack in sorted(candidates, key=lambda c: (-c[0], c[1])):
         copies = gain // period + 1
-        ops = int(is_decision[start : start + period].sum())
+        ops = int(chosen[start : start + period].sum())
         if not ops:
             continue
         # Any rotation of a loop repeats; its own start carries the fewest arrays over.

@@ -193,3 +193,16 @@ def test_data_parallel_decoders_talk_to_nobody(decoder: Space, phase: str) -> No
     found = predicted_collectives(graph, states, axes, scatters=True)
     # weights inherit no batch, activations nothing else
     assert found == []
+
+
+@pytest.mark.parametrize("function", [jnp.argmax, jnp.argmin])
+def test_a_place_is_found_by_gathering_every_devices_candidate(function) -> None:
+    """What XLA emits for an argmax over a sharded dim: values, and their places."""
+    args = (jax.ShapeDtypeStruct((16, 64), "bfloat16"),)
+    traced = trace_program(lambda x: function(x, axis=1), args, names=("x",))
+    graph = link_phases({"step": traced.graph})["step"]
+    found = predicted_collectives(graph, sharded(graph, {"x": 64}), TP, scatters=True)
+    assert rows(found) == [
+        row("all_gather", 16 * 4 * 2),
+        row("all_gather", 16 * 4 * 4),
+    ]

@@ -114,10 +114,10 @@ class Pricer:
                 for i in range(len(self.axes))
                 if self.state(phase, node, i) in reduction.reduced
             ]
-            args = node, reduction.array, reduction.factors, batch
-            total += reduction.trips * self.collective(
-                "all_reduce", axes, self.local(phase, *args)
-            )
+            kind = "all_gather" if reduction.gathered else "all_reduce"
+            for array in reduction.gathered or (reduction.array,):
+                nbytes = self.local(phase, node, array, reduction.factors, batch)
+                total += reduction.trips * self.collective(kind, axes, nbytes)
         return total
 
     def layout(self, phase: str, graph: OpGraph, edge: Edge, at_source: bool):

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jax.scipy.special
 import pytest
 from jax import lax
 
@@ -75,6 +76,32 @@ CASES: dict[str, tuple[Any, ...]] = {
         spec(dtype="int32"),
     ),
     "map": (lambda x: lax.map(jnp.sin, x), X),
+    "convolve": (jnp.convolve, spec(16), spec(4)),
+    "conv": (
+        lambda x, k: lax.conv_general_dilated(x, k, (1, 1), "SAME"),
+        spec(2, 4, 8, 8),
+        spec(8, 4, 3, 3),
+    ),
+    "max_pool": (
+        lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (1, 2), (1, 2), "VALID"),
+        X,
+    ),
+    "fft": (lambda x: jnp.abs(jnp.fft.fft(x)), X),
+    "solve": (jnp.linalg.solve, spec(4, 8, 8), spec(4, 8, 2)),
+    "inv": (jnp.linalg.inv, spec(4, 8, 8)),
+    "eigh": (jnp.linalg.eigh, spec(4, 8, 8)),
+    "svd": (jnp.linalg.svd, spec(4, 8, 8)),
+    "pinv": (jnp.linalg.pinv, spec(8, 8)),
+    "searchsorted": (jnp.searchsorted, spec(16), X),
+    "nonzero": (lambda x: jnp.nonzero(x, size=4), X),
+    "unstack": (lambda x: sum(lax.unstack(x, axis=0)), X),
+    "betainc": (jax.scipy.special.betainc, X, X, X),
+    "cumlogsumexp": (lambda x: lax.cumlogsumexp(x, 1), X),
+    "fold_in": (
+        lambda k, i: jax.vmap(lambda j: jax.random.normal(jax.random.fold_in(k, j)))(i),
+        jax.random.key(0),
+        IDS,
+    ),
     "categorical": (lambda x, k: jax.random.categorical(k, x), X, jax.random.key(0)),
 }
 

@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
+from jax.extend.core import Primitive
 
 import lts
 from lts.tracing import trace_program
-from lts.tracing.decide import DECIDE, rule_from_notation
+from lts.tracing.decide import DECIDE, LOCAL
 
 
 def spec(*shape: int, dtype: str = "float32") -> jax.ShapeDtypeStruct:
@@ -19,14 +20,19 @@ def spec(*shape: int, dtype: str = "float32") -> jax.ShapeDtypeStruct:
 @pytest.fixture
 def rules() -> Iterator[None]:
     """Gives back the rules that a test overwrites."""
-    before = dict(DECIDE)
+    before, local = dict(DECIDE), dict(LOCAL)
     yield
-    DECIDE.clear()
-    DECIDE.update(before)
+    for table, old in ((DECIDE, before), (LOCAL, local)):
+        table.clear()
+        table.update(old)
+
+
+unknown = Primitive("convolve_somehow")
+unknown.def_abstract_eval(lambda x, k: x.update(shape=(2, 4, 8, 8)))
 
 
 def convolve(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    return lax.conv_general_dilated(x, kernel, (1, 1), "SAME")
+    return unknown.bind(x, kernel)
 
 
 IMAGE, KERNEL = spec(2, 3, 8, 8), spec(4, 3, 5, 5)
@@ -37,9 +43,9 @@ def test_the_error_names_primitive_place_shapes_and_remedy() -> None:
     with pytest.raises(lts.UnsupportedOpError) as caught:
         lts.trace(convolve, IMAGE, KERNEL)
     message = str(caught.value)
-    assert "'conv_general_dilated' at test_unsupported.py:" in message
+    assert "'convolve_somehow' at test_unsupported.py:" in message
     assert "(float32[2, 3, 8, 8], float32[4, 3, 5, 5]) -> (float32[2, 4" in message
-    assert "lts.register_rule('conv_general_dilated', " in message
+    assert "lts.register_rule('convolve_somehow', " in message
     assert isinstance(caught.value, NotImplementedError)
 
 
@@ -53,13 +59,11 @@ def test_the_error_names_primitive_place_shapes_and_remedy() -> None:
                 x, 0.0, lambda a, b: a + b * b, (1, 2), (1, 2), "VALID"
             ),
         ),
-        ("svd", lambda x: jnp.linalg.svd(x)),
-        ("fft", lambda x: jnp.fft.fft(x)),
     ],
 )
 def test_what_is_no_call_is_not_inlined(primitive: str, function) -> None:
-    with pytest.raises(lts.UnsupportedOpError, match=f"primitive '{primitive}'"):
-        lts.trace(function, spec(8, 16))
+    (op,) = lts.trace(function, spec(8, 16)).ops
+    assert op.primitive == primitive
 
 
 def test_unknown_primitives_can_be_replicated_and_are_noted() -> None:
@@ -68,7 +72,7 @@ def test_unknown_primitives_can_be_replicated_and_are_noted() -> None:
     assert op.factors == ()
     assert sum(o.array.nbytes for o in op.operands) == 4 * (2 * 3 * 64 + 4 * 3 * 25)
     (note,) = traced.graph.notes
-    assert "conv_general_dilated at test_unsupported.py:" in note
+    assert "convolve_somehow at test_unsupported.py:" in note
     assert note.endswith("no rule, replicated")
 
 
@@ -78,7 +82,7 @@ def test_another_wish_for_unknown_primitives_is_refused() -> None:
 
 
 def test_a_registered_rule_is_used(rules: None) -> None:
-    lts.register_rule("conv_general_dilated", NOTATION)
+    lts.register_rule("convolve_somehow", NOTATION)
     (op,) = lts.trace(convolve, IMAGE, KERNEL).ops
     assert {f.size: f.reduction for f in op.factors} == {2: False, 3: True, 4: False}
 
@@ -96,12 +100,10 @@ def test_scalar_operands_have_empty_brackets(rules: None) -> None:
     assert {f.size: f.reduction for f in op.factors} == {8: False, 16: True}
 
 
-@pytest.mark.parametrize("notation", ["", "(i, j)", "i -> j", "(i) -> (i) -> (i)"])
-def test_notation_without_both_sides_is_refused(notation: str) -> None:
+@pytest.mark.parametrize("notation", ["", "(i, j)", "i ->", "(i) -> (i) -> (i)"])
+def test_notation_without_both_sides_is_refused(rules: None, notation: str) -> None:
     with pytest.raises(ValueError, match="cannot read the sharding rule"):
         lts.register_rule("tanh", notation)
-    with pytest.raises(ValueError, match="cannot read the sharding rule"):
-        rule_from_notation(notation)
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,6 @@ def test_concatenated_split_padded_and_reversed_dims_are_whole() -> None:
         lambda x: jnp.split(x, 4, axis=1),
         lambda x: jnp.pad(x, ((0, 0), (1, 2))),
         lambda x: jnp.flip(x, axis=1),
-        lambda x: jnp.cumsum(x, axis=1),
         lambda x: jnp.roll(x, 3, axis=1),
         lambda x: x[:, 2:10],
         lambda x: x[:, ::2],
@@ -197,7 +196,7 @@ def test_a_cache_and_its_update_are_one_value_that_the_update_meets() -> None:
     assert sorted(f.size for f in cache.factors) == [4, 16, 32]
     (edge,) = graph.edges
     met = [None if j is None else cache.factors[j].size for j in edge.target_factors]
-    assert met == [4, None, 16]  # whole along time, which it covers in part
+    assert met == [4, 16]  # time, of which it covers one position, is no dim of it
     (kernel,) = cache.kernels
     assert [array.nbytes for array, _ in kernel.arrays] == [4 * 16 * 4] * 2
     for _, factors in kernel.arrays:  # factors of the cache, not of the update
