@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 from jax.sharding import PartitionSpec
@@ -284,40 +284,49 @@ def by_specs(space: Space, specs: Mapping[str, PartitionSpec]) -> np.ndarray:
       ValueError: as `lts.pins.pin`.
     """
     picks = np.zeros(space.num_genes, np.int32)
+    given = {gene for gene, _ in pin(space, specs).pinned}
     for gene, value in pin(space, specs).pinned:
         picks[gene] = value
-    number_of = {m: i for i, v in enumerate(space.variables) for m in v.members}
-    axes = space.num_axes
-
-    def place(variable: int, axis: int) -> int:
-        return space.first_override + variable * axes + axis
-
-    for _ in range(2 * max(len(graph.nodes) for graph in space.graphs.values())):
+    first, axes = space.first_override, space.num_axes
+    held = {(gene - first) // axes for gene in given}
+    # What is given comes first: an op takes its weight's layout, not one that another
+    # op's result hands on.
+    _follow(space, picks, lambda source: source in held)
+    rounds = 2 * max(len(graph.nodes) for graph in space.graphs.values())
+    for _ in range(rounds):
         before = picks.copy()
-        for phase, graph in space.graphs.items():
-            for edge in graph.edges:
-                ends = number_of[phase, edge.source], number_of[phase, edge.target]
-                source, target = (graph.nodes[i] for i in (edge.source, edge.target))
-                names = {
-                    source.factors[i].name: target.factors[j].name
-                    for i, j in zip(
-                        edge.source_factors, edge.target_factors, strict=True
-                    )
-                    if i is not None and j is not None
-                }
-                here, there = (space.variables[end] for end in ends)
-                for axis in range(axes):
-                    override = int(picks[place(ends[0], axis)])
-                    if override < 2:
-                        continue
-                    state = int(picks[place(ends[1], axis)]) - 1
-                    for part in _parts(here, override - 1):
-                        if part in names:
-                            state = _joined(there, state, names[part])
-                    picks[place(ends[1], axis)] = state + 1
+        _follow(space, picks, lambda source: True)
         if (picks == before).all():
             break
     return picks
+
+
+def _follow(space: Space, picks: np.ndarray, leads: Callable[[int], bool]) -> None:
+    """Hand the overrides of variables that lead on along their edges, in place."""
+    number_of = {m: i for i, v in enumerate(space.variables) for m in v.members}
+    axes = space.num_axes
+    for phase, graph in space.graphs.items():
+        for edge in graph.edges:
+            ends = number_of[phase, edge.source], number_of[phase, edge.target]
+            if not leads(ends[0]):
+                continue
+            source, target = (graph.nodes[i] for i in (edge.source, edge.target))
+            names = {
+                source.factors[i].name: target.factors[j].name
+                for i, j in zip(edge.source_factors, edge.target_factors, strict=True)
+                if i is not None and j is not None
+            }
+            here, there = (space.variables[end] for end in ends)
+            start, stop = (space.first_override + end * axes for end in ends)
+            for axis in range(axes):
+                override = int(picks[start + axis])
+                if override < 2:
+                    continue
+                state = int(picks[stop + axis]) - 1
+                for part in _parts(here, override - 1):
+                    if part in names:
+                        state = _joined(there, state, names[part])
+                picks[stop + axis] = state + 1
 
 
 def _parts(variable: Variable, state: int) -> list[str]:

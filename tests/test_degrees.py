@@ -2,10 +2,13 @@
 
 import itertools
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+import lts
 from lts.degrees import by_hand, by_specs, main_group, named_degrees, tensor_labels
 from lts.hardware import Cluster
 from lts.layout import spec_of, state_numbers
@@ -146,3 +149,30 @@ def _trimmed(spec: P) -> list:
     while entries and entries[-1] is None:
         entries.pop()
     return entries
+
+
+def test_an_op_takes_its_own_weights_layout_before_another_results() -> None:
+    """Two products of one input, both by columns: neither weight is resharded."""
+
+    def gated(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+        return jnp.tanh(x @ params["a"]) * jnp.tanh(x @ params["b"]) * x
+
+    spec = jax.ShapeDtypeStruct
+    args = (
+        {name: spec((4096, 4096), "float32") for name in "ab"},
+        spec((8, 16, 4096), "float32"),
+    )
+    by_columns = P(None, "tp")
+    plan = lts.price(
+        gated,
+        args,
+        mesh=jax.make_mesh((8,), ("tp",)),
+        specs={"params/a": by_columns, "params/b": by_columns},
+    )
+    states = plan.assignment.states["step"]
+    graph = lts.trace(gated, *args)
+    assert len(graph.ops) == 2
+    for op in graph.ops:
+        columns = op.results[0].factors[2]
+        assert columns is not None
+        assert states[op.name] == (op.factors[columns].name,)
