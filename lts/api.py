@@ -1,35 +1,25 @@
 """`search` and `price`: the two ways to a `Plan`."""
 
-import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 from jax.sharding import Mesh, PartitionSpec
 
-from lts.build_plan import Context, plan_of, why_infeasible
+from lts.build_plan import plan_of, why_infeasible
 from lts.degrees import by_hand, by_specs
 from lts.hardware import Cluster
-from lts.mesh import Degrees, MeshAxis
 from lts.methods import METHODS, run
-from lts.models import Decoder, load
-from lts.phase import ModelSource
-from lts.plan import SERVINGS, Plan
+from lts.methods.base import Found
+from lts.plan import Plan
 from lts.pools import price_pools, search_pools
-from lts.prepare import (
-    NoFeasiblePlanError,
-    Prepared,
-    prepare_function,
-    prepare_problem,
-)
-from lts.problem import Problem
+from lts.prepare import NoFeasiblePlanError, Prepared
+from lts.source import Names, Own, Target, source_of
+from lts.tracing import Trips, warn_closed_over
 from lts.workload import Workload
 
 DEFAULT_METHOD = "learn_to_shard"
 DEFAULT_BUDGET = 30_000
-
-Target = str | os.PathLike[str] | Decoder | Problem | Callable[..., Any]
 
 
 def search(
@@ -39,6 +29,10 @@ def search(
     *,
     cluster: Cluster | None = None,
     workload: Workload | None = None,
+    shapes: Iterable[Any] = (),
+    weights: Names = (),
+    state: Names | Mapping[str, str] = (),
+    trips: Trips = None,
     mesh: Mesh | None = None,
     pin: Mapping[str, PartitionSpec] | None = None,
     method: str = DEFAULT_METHOD,
@@ -59,6 +53,18 @@ def search(
         config.json, a `Decoder` or a `Problem` (with `workload`; the objective is
         generated tokens/s/GPU within its limits, read tokens/s/GPU if it generates
         none).
+      shapes: of a function, arguments of further calls, each a tuple as `args`, or a
+        pair (args, kwargs). There is one plan for all, whose layouts divide every
+        shape; the objective is the mean step time, and `plan.metrics.shapes` has the
+        step time at each beside that of the best plan found for this shape alone
+        (which costs as many candidates again).
+      weights: of a function, names of the arguments that hold parameters.
+      state: of a function, names of the arguments that come back changed (caches,
+        carries): they leave in the layout they came in, count once in memory, and are
+        donated by `plan.apply`. A mapping says as which result, {"cache": "out/1"},
+        where several have its shapes.
+      trips: how often while loops run whose count does not show: of all, or by
+        `file.py:line` or named scope.
       cluster: to plan for; None with `mesh` means as many H100s as it has devices.
       mesh: search on this mesh; its axes are given, stages are 1.
       pin: per argument path, a spec that it must have; needs `mesh`.
@@ -76,17 +82,21 @@ def search(
       ValueError: for bad input; the message says what to do.
       NoFeasiblePlanError: if no plan keeps the limits.
       UnsupportedOpError: for a primitive without a rule.
+
+    Warns:
+      ClosedOverWarning: if the function closes over arrays, with their size.
     """
     if method not in METHODS:
         raise ValueError(f"unknown method {method!r}; there are {', '.join(METHODS)}")
     if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1:
         raise ValueError(f"budget must be a positive integer, got {budget!r}")
-    source = _source(
+    source = source_of(
         target,
         args,
         kwargs,
         cluster=cluster,
         workload=workload,
+        own=Own(shapes=shapes, weights=weights, state=state, trips=trips),
         mesh=mesh,
         pin=pin,
         serving=serving,
@@ -105,23 +115,47 @@ def search(
             on_progress=on_progress,
         )
     prepared = source.prepared(pin, max_stages, on_unknown)
-    evaluator = prepared.evaluator
-    found = run(
-        METHODS[method](evaluator, budget),
-        evaluator,
-        budget=budget,
-        key=jax.random.key(seed),
-        on_progress=on_progress,
-    )
+    _warn(prepared)
+    found = _found(prepared, method, budget, seed, on_progress)
     if found.violation > 0:
         raise NoFeasiblePlanError(why_infeasible(prepared, found.picks))
+    alone_s = {}
+    for phase, other in source.alone(pin, on_unknown).items():
+        share = max(1, budget // len(prepared.graphs))
+        best = _found(other, method, share, seed, None)
+        if best.violation <= 0:
+            alone_s[phase] = 1 / best.objective
     provenance = {
         "method": method,
         "seed": seed,
         "budget": budget,
         "evaluations": found.evaluations,
     }
-    return plan_of(prepared, found.picks, source.context, provenance)
+    return plan_of(prepared, found.picks, source.context, provenance, alone_s)
+
+
+def _warn(prepared: Prepared) -> None:
+    """Warn the caller of `search` or `price` of closed-over arrays, once."""
+    for traced in prepared.traced.values():
+        if traced.closed_over:
+            warn_closed_over(traced, stacklevel=3)
+            return
+
+
+def _found(
+    prepared: Prepared,
+    method: str,
+    budget: int,
+    seed: int,
+    on_progress: Callable[[int, float], None] | None,
+) -> Found:
+    return run(
+        METHODS[method](prepared.evaluator, budget),
+        prepared.evaluator,
+        budget=budget,
+        key=jax.random.key(seed),
+        on_progress=on_progress,
+    )
 
 
 def price(
@@ -131,6 +165,10 @@ def price(
     *,
     cluster: Cluster | None = None,
     workload: Workload | None = None,
+    shapes: Iterable[Any] = (),
+    weights: Names = (),
+    state: Names | Mapping[str, str] = (),
+    trips: Trips = None,
     mesh: Mesh | None = None,
     degrees: Mapping[str, Any] | None = None,
     specs: Mapping[str, PartitionSpec] | None = None,
@@ -142,8 +180,8 @@ def price(
     """Price a layout that already runs, without searching.
 
     Args:
-      target, args, kwargs, cluster, workload, serving, weight_dtype, kv_dtype: as
-        `search`.
+      target, args, kwargs, cluster, workload, shapes, weights, state, trips, serving,
+      weight_dtype, kv_dtype: as `search`.
       degrees: of "pp", "dp", "tp", "cp", "moe_tp", "moe_ep"; what is left over is data
         parallel. With pools those of an instance, which has their product of GPUs; for
         both phases, or {"prefill": {...}, "decode": {...}}.
@@ -156,12 +194,13 @@ def price(
     """
     if (degrees is None) == (specs is None):
         raise ValueError("price needs degrees={'tp': 8, 'pp': 2} or specs={path: spec}")
-    source = _source(
+    source = source_of(
         target,
         args,
         kwargs,
         cluster=cluster,
         workload=workload,
+        own=Own(shapes=shapes, weights=weights, state=state, trips=trips),
         mesh=mesh,
         pin=None,
         serving=serving,
@@ -179,6 +218,7 @@ def price(
             on_unknown=on_unknown,
         )
     prepared = source.prepared(None, None, on_unknown)
+    _warn(prepared)
     if degrees is not None:
         picks = by_hand(prepared.space, degrees)
     else:
@@ -188,137 +228,3 @@ def price(
         raise NoFeasiblePlanError(why_infeasible(prepared, picks))
     provenance = {"method": "price", "seed": 0, "budget": 1, "evaluations": 1}
     return plan_of(prepared, picks, source.context, provenance)
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class _Source:
-    """What is to be planned, and for which cluster; `degrees` of a given mesh."""
-
-    context: Context
-    cluster: Cluster
-    degrees: tuple[Degrees, ...] | None
-
-    def most_stages(self, asked: int | None) -> int | None:
-        """Pipeline stages at most: one where layers differ, which no stages share."""
-        model = self.context.model
-        if model is None or model.model.stageable_layers > 1:
-            return asked
-        return 1 if asked is None else min(asked, 1)
-
-    def prepared(
-        self,
-        pin: Mapping[str, PartitionSpec] | None,
-        max_stages: int | None,
-        on_unknown: str,
-    ) -> Prepared:
-        """Ready to be searched, its phases on one mesh."""
-        context = self.context
-        options: dict[str, Any] = {
-            "degrees": self.degrees,
-            "pins": pin,
-            "on_unknown": on_unknown,
-        }
-        if context.call is not None:
-            return prepare_function(*context.call, self.cluster, **options)
-        assert context.problem is not None and context.workload is not None
-        return prepare_problem(
-            context.problem,
-            context.workload,
-            self.cluster,
-            max_stages=self.most_stages(max_stages),
-            **options,
-        )
-
-
-def _source(
-    target: Target,
-    args: Sequence[Any] | None,
-    kwargs: Mapping[str, Any] | None,
-    *,
-    cluster: Cluster | None,
-    workload: Workload | None,
-    mesh: Mesh | None,
-    pin: Mapping[str, PartitionSpec] | None,
-    serving: str,
-    weight_dtype: str | None,
-    kv_dtype: str | None,
-) -> _Source:
-    if serving not in SERVINGS:
-        raise ValueError(f"serving is {serving!r}; there are {', '.join(SERVINGS)}")
-    if serving == "pools" and mesh is not None:
-        raise ValueError("pools have a mesh each, which is found; drop mesh=")
-    if pin and mesh is None:
-        raise ValueError("pin needs mesh=: specs name the axes of a mesh of yours")
-    degrees: tuple[Degrees, ...] | None = None
-    devices = None
-    if mesh is not None:
-        devices = tuple(mesh.devices.flat)
-        cluster = cluster or _cluster_of(mesh)
-        degrees = (_degrees_of(mesh, cluster),)
-    if cluster is None:
-        raise ValueError("no cluster: pass cluster=lts.Cluster.parse('h100:1x8')")
-    model = None
-    if isinstance(target, str | os.PathLike):
-        target = load(target)
-    if isinstance(target, Decoder):
-        if workload is None:
-            raise ValueError(
-                f"{target.name} is a model to serve: pass workload=lts.Workload("
-                "input_len=..., output_len=...)"
-            )
-        model = ModelSource(
-            model=target,
-            workload=workload,
-            weight_dtype=weight_dtype,
-            kv_dtype=kv_dtype,
-        )
-        target = model.stage_problem(1)
-    if isinstance(target, Problem):
-        if workload is None:
-            raise ValueError(f"{target.name} is to be served: pass workload=")
-        if args is not None or kwargs:
-            raise ValueError("a model to serve brings its own arguments; drop args")
-        context = Context(
-            workload=workload, problem=target, model=model, devices=devices
-        )
-        return _Source(context=context, cluster=cluster, degrees=degrees)
-    if workload is not None:
-        raise ValueError(
-            "a workload needs a model to serve; wrap functions in lts.Problem, or drop "
-            "workload to minimise one function's step time"
-        )
-    if serving == "pools":
-        raise ValueError("pools serve a model; a function has one phase: drop serving=")
-    call = (target, tuple(args or ()), dict(kwargs or {}))
-    context = Context(call=call, devices=devices)
-    return _Source(context=context, cluster=cluster, degrees=degrees)
-
-
-def _cluster_of(mesh: Mesh) -> Cluster:
-    gpus = min(mesh.size, 8)
-    if mesh.size % gpus:
-        raise ValueError(
-            f"a mesh of {mesh.size} devices fills no number of 8-GPU nodes; pass "
-            "cluster="
-        )
-    return Cluster.preset("h100", nodes=mesh.size // gpus, gpus_per_node=gpus)
-
-
-def _degrees_of(mesh: Mesh, cluster: Cluster) -> Degrees:
-    """The user's mesh; inner axes lie inside a node as far as they fill it."""
-    if mesh.size != cluster.num_gpus:
-        raise ValueError(
-            f"the mesh has {mesh.size} devices, the cluster {cluster} "
-            f"{cluster.num_gpus}; they must be equal"
-        )
-    filled, inside = 1, {}
-    for name in reversed(mesh.axis_names):
-        filled *= mesh.shape[name]
-        inside[name] = filled <= cluster.gpus_per_node
-    return Degrees(
-        stages=1,
-        axes=tuple(
-            MeshAxis(name=name, size=mesh.shape[name], inside=inside[name])
-            for name in mesh.axis_names
-        ),
-    )

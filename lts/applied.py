@@ -13,7 +13,7 @@ from lts.assignment import Assignment
 from lts.graph import NodeKind, OpGraph
 from lts.problem import argument_names
 from lts.specs import PhaseSpecs, matched_states, phase_specs
-from lts.tracing import Traced, link_phases, trace_program
+from lts.tracing import CLOSED, Traced, identity, link_phases, trace_program
 
 MOVED_BYTES = 2**20
 """Arrays up to this size are moved to their sharding at a call: tokens, positions."""
@@ -45,7 +45,7 @@ class AppliedStep:
       dims: names of the dims of every argument, by path.
       mesh: with Auto axes; abstract for lowering only.
       donated: names of arguments whose buffers the results may take.
-      weights: name of the argument that holds the parameters; "" for none.
+      weights: names of the arguments that hold parameters.
     """
 
     function: Callable[..., Any]
@@ -54,9 +54,11 @@ class AppliedStep:
     dims: Mapping[str, Sequence[str]]
     mesh: AnyMesh
     donated: tuple[str, ...] = ()
-    weights: str = ""
+    weights: tuple[str, ...] = ()
     _found: dict[Any, Lowerable] = field(default_factory=dict)
-    _closed: dict[int, jax.Array] = field(default_factory=dict)  # by id, on the mesh
+    _closed: dict[int, jax.Array] = field(
+        default_factory=dict
+    )  # by identity, on the mesh
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The function's result."""
@@ -78,10 +80,11 @@ class AppliedStep:
         for array, spec in zip(
             found.traced.closed_over.values(), found.specs.closed_over, strict=True
         ):
-            if id(array) not in self._closed:
+            if identity(array) not in self._closed:
                 assert isinstance(self.mesh, Mesh)
-                (self._closed[id(array)],) = put([array], [spec], self.mesh)
-        return [self._closed[id(array)] for array in found.traced.closed_over.values()]
+                (self._closed[identity(array)],) = put([array], [spec], self.mesh)
+        arrays = found.traced.closed_over.values()
+        return [self._closed[identity(array)] for array in arrays]
 
     def _placed(self, leaf: Any, path: str, spec: PartitionSpec) -> Any:
         """A leaf as the step takes it: a small one is moved, a large one must lie so.
@@ -124,14 +127,19 @@ class AppliedStep:
         return self._found[key]
 
     def _kind(self, path: str) -> NodeKind:
-        is_weight = self.weights and path.split("/")[0] == self.weights
-        return NodeKind.PARAMETER if is_weight else NodeKind.INPUT
+        heads = (*self.weights, CLOSED) if self.weights else ()
+        return NodeKind.PARAMETER if path.split("/")[0] in heads else NodeKind.INPUT
 
     def _prepare(self, tree: Any, leaves: list[Any]) -> Lowerable:
         args, kwargs = jax.tree.unflatten(tree, leaves)
         names = argument_names(self.function, len(args))
         traced = trace_program(
-            self.function, args, kwargs, names=names, kinds=self._kind
+            self.function,
+            args,
+            kwargs,
+            names=names,
+            kinds=self._kind,
+            on_unknown="replicate",  # or there would be no plan
         )
         hints = {
             path: _hint(path, len(leaf.shape), self.dims)

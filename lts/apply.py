@@ -48,8 +48,9 @@ class _Rewriter:
         """A value that lies somewhere (None: unknown), put elsewhere hop by hop."""
         if start is None:
             return self.put(value, spec)
-        ends = (spec_states(end, self.specs.axes) for end in (start, spec))
-        for point in waypoints(*ends, value.ndim, self.specs.axes)[1:]:
+        axes = self.specs.axes
+        ends = spec_states(start, axes), spec_states(spec, axes)
+        for point in waypoints(*ends, value.ndim, axes)[1:]:
             value = self.put(value, point)
         return value
 
@@ -131,12 +132,12 @@ class _Rewriter:
                     out = self.put(out, spec)
                     lies[var] = spec
                 values[var] = out
-            source = equation.invars[0] if equation.invars else None
-            if hasattr(source, "count") and is_resized(
-                equation.primitive.name,
-                *(atom.aval.shape for atom in (source, *equation.outvars)),
-            ):
-                bases[equation.outvars[0]] = bases.get(source, source)
+            ends = (*equation.invars[:1], *equation.outvars[:1])
+            shapes = [getattr(atom.aval, "shape", ()) for atom in ends]
+            if is_resized(equation.primitive.name, *shapes):
+                source, out = ends
+                if not hasattr(source, "val"):
+                    bases[out] = bases.get(source, source)
         return [read(atom) for atom in jaxpr.outvars]
 
     def bound(self, equation: Any, operands: Sequence, path: Path) -> Sequence:

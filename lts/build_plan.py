@@ -2,22 +2,26 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
 
-from lts.apply import matched_states, phase_specs, without_unit_axes
 from lts.cost.breakdown import Part, breakdown, memory_parts
 from lts.cost.serving import served_tokens
 from lts.degrees import named_degrees
 from lts.evaluate.bound import RELAXED, relaxed_bound
+from lts.metrics import Metrics, ShapeMetrics
+from lts.operations import Operation, operations_of
 from lts.phase import ModelSource, PhasePlan
-from lts.plan import Metrics, Plan
+from lts.plain import PlainFunction
+from lts.plan import Plan
 from lts.prepare import Prepared, gigabytes
-from lts.problem import STEP, Problem
+from lts.problem import STEP, TRACED_BATCH, Problem
+from lts.rescale import at_batch
+from lts.specs import matched_states, phase_specs, without_unit_axes
 from lts.tracing.labels import dim_names
 from lts.workload import Workload
 
@@ -30,14 +34,14 @@ class Context:
       workload: None for a plain function.
       problem: what is served, or None.
       model: where it came from, if lts can build it again.
-      call: a plain function, its arguments and keyword arguments.
+      plain: a plain function with its arguments, or None.
       devices: of the mesh that was given, in order.
     """
 
     workload: Workload | None = None
     problem: Problem | None = None
     model: ModelSource | None = None
-    call: tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]] | None = None
+    plain: PlainFunction | None = None
     devices: tuple[Any, ...] | None = None
 
     @property
@@ -66,12 +70,15 @@ def plan_of(
     picks: np.ndarray,
     context: Context,
     provenance: Mapping[str, Any],
+    alone_s: Mapping[str, float] | None = None,
 ) -> Plan:
     """The plan of a feasible candidate: of a function, or colocated.
 
     Args:
       picks: host int32 `[genes]`.
       provenance: `method`, `seed`, `budget` and `evaluations` of the plan.
+      alone_s: of a function at several shapes, the least step time that was found for
+        each alone, by phase.
     """
     evaluator, space = prepared.evaluator, prepared.space
     outcome = jax.tree.map(
@@ -90,27 +97,33 @@ def plan_of(
         for phase in space.graphs
     }
     parts = breakdown(evaluator.tables, picks, places)
-    phases = {}
+    plain, phases, operations = context.plain, {}, []
     for phase, place in places.items():
+        if plain is not None and phase != STEP:
+            continue  # a shape of the function: its layouts are those of the first
+        weights, cache = _held(memory, workload, concurrency)
         running = Running(
             place=place,
             instances=1,
             requests_per_s=requests_per_s,
             peak_bytes=float(outcome.peak_bytes),
-            weight_bytes=memory["weights" if workload is not None else "arguments"],
-            cache_bytes=memory["cache_per_sequence"] * (concurrency or 0),
+            weight_bytes=weights,
+            cache_bytes=cache,
         )
         phases[phase] = phase_plan(prepared, phase, picks, running, parts, context)
+        operations += phase_operations(prepared, phases[phase])
+    main_phase = list(phases.values())[-1]
     metrics = Metrics(
         step_time_s=float(outcome.step_time_s),
         ttft_s=_number(outcome.ttft_s),
         tpot_s=_number(outcome.tpot_s),
         tokens_per_s_per_gpu=None if workload is None else objective,
         concurrency=concurrency,
-        peak_bytes=phases[last].peak_bytes,
-        weight_bytes=phases[last].weight_bytes,
-        cache_bytes=phases[last].cache_bytes,
-        breakdown=parts,
+        peak_bytes=main_phase.peak_bytes,
+        weight_bytes=main_phase.weight_bytes,
+        cache_bytes=main_phase.cache_bytes,
+        breakdown=tuple(part for part in parts if part.phase in phases),
+        shapes=() if plain is None else shape_metrics(plain, parts, alone_s or {}),
     )
     return Plan(
         cluster=cluster,
@@ -122,8 +135,68 @@ def plan_of(
         gap_kind=RELAXED,
         phases=phases,
         model=context.model,
-        notes=(*context.notes, *notes_of(prepared)),
+        notes=(*context.notes, *notes_of(prepared), *_state_notes(prepared)),
+        operations=tuple(operations),
         **provenance,
+    )
+
+
+def _held(
+    memory: Mapping[str, float], workload: Workload | None, concurrency: int | None
+) -> tuple[float, float]:
+    """Bytes per GPU of weights (of a function: of all but its state), and of caches."""
+    if workload is None:
+        held = memory["weights"] + memory["arguments"]
+        return held, memory["cache_per_sequence"]
+    return memory["weights"], memory["cache_per_sequence"] * (concurrency or 0)
+
+
+def shape_metrics(
+    plain: PlainFunction, parts: Sequence[Part], alone_s: Mapping[str, float]
+) -> tuple[ShapeMetrics, ...]:
+    """Step times of a function at every shape; none if it has but one.
+
+    Args:
+      alone_s: as `plan_of`. The plan of all shapes is one of each alone, too.
+    """
+    shapes = {phase: plain.shapes(phase) for phase in plain.phases}
+    if len(shapes) == 1:
+        return ()
+    differing = [
+        path
+        for path in shapes[STEP]
+        if len({own.get(path) for own in shapes.values()}) > 1
+    ]
+    found = []
+    for phase, own in shapes.items():
+        step_time_s = sum(part.time_s for part in parts if part.phase == phase)
+        alone = alone_s.get(phase)
+        found.append(
+            ShapeMetrics(
+                name=phase,
+                arguments={path: own[path] for path in differing},
+                step_time_s=step_time_s,
+                alone_s=None if alone is None else min(alone, step_time_s),
+            )
+        )
+    return tuple(found)
+
+
+def phase_operations(prepared: Prepared, phase: PhasePlan) -> tuple[Operation, ...]:
+    """What a phase of a plan does with every operator."""
+    graph, assignment = prepared.graphs[phase.name], phase.assignment
+    states = matched_states(graph, assignment.states[phase.name])
+    if prepared.evaluator.workload is not None:
+        graph = at_batch(graph, phase.batch, TRACED_BATCH)
+    return operations_of(phase.name, graph, states, assignment.degrees.axes)
+
+
+def _state_notes(prepared: Prepared) -> tuple[str, ...]:
+    return tuple(
+        f"state {name!r} does not come back: no result has its shapes; it is only "
+        "read, and not donated"
+        for name, pairs in prepared.state.items()
+        if not pairs
     )
 
 
@@ -136,6 +209,7 @@ def notes_of(prepared: Prepared) -> tuple[str, ...]:
     return tuple(
         f"{phase}: {note}"
         for phase, graph in prepared.graphs.items()
+        if "#" not in phase  # a further shape of the same function
         for note in graph.notes
     )
 
@@ -152,11 +226,14 @@ def phase_plan(
     tables, space = prepared.evaluator.tables, prepared.space
     traced, graph = prepared.traced[phase], prepared.graphs[phase]
     whole = without_unit_axes(space.decode(picks))
-    assignment = dataclasses.replace(whole, states={phase: whole.states[phase]})
+    at_phases = [phase] if context.plain is None else [*whole.states, phase]
+    own = {name: s for at in at_phases for name, s in whole.states[at].items()}
+    assignment = dataclasses.replace(whole, states={phase: own})
     states = matched_states(graph, assignment.states[phase])
     specs = phase_specs(traced, graph, states, assignment)
     numbers = dataclasses.asdict(running)
     place, problem = numbers.pop("place"), context.problem
+    donated, weights = _kinds(prepared, context)
     plan = PhasePlan(
         name=phase,
         assignment=assignment,
@@ -165,9 +242,9 @@ def phase_plan(
         step_time_s=sum(part.time_s for part in parts if part.phase == phase),
         arguments=dict(zip(traced.in_paths, specs.arguments, strict=True)),
         results=dict(zip(traced.out_paths, specs.results, strict=True)),
-        dims=dim_names({phase: graph}),
-        donated=(problem.cache,) if problem is not None else (),
-        weights=problem.weights if problem is not None else "",
+        dims=dim_names({at: prepared.graphs[at] for at in (phase, *at_phases)}),
+        donated=donated,
+        weights=weights,
         model=context.model,
         devices=context.devices,
         **numbers,
@@ -175,8 +252,19 @@ def phase_plan(
     if problem is not None:
         args = problem.args(phase, plan.batch)
         return plan.bind(problem.function(phase), args)
-    assert context.call is not None and phase == STEP
-    return plan.bind(*context.call)
+    assert context.plain is not None and phase == STEP
+    return plan.bind(context.plain.function, *context.plain.phases[phase])
+
+
+def _kinds(
+    prepared: Prepared, context: Context
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of the arguments to donate, and of those that hold parameters."""
+    if context.problem is not None:
+        return (context.problem.cache,), (context.problem.weights,)
+    assert context.plain is not None
+    donated = tuple(name for name, pairs in prepared.state.items() if pairs)
+    return donated, context.plain.weights
 
 
 def why_infeasible(prepared: Prepared, picks: np.ndarray) -> str:
@@ -194,10 +282,11 @@ def nearest_misses(prepared: Prepared, picks: np.ndarray) -> str:
     misses = []
     if found.peak_bytes > cluster.usable_bytes:
         memory = memory_parts(evaluator.tables, picks)
-        cache = memory["cache_per_sequence"] * np.nan_to_num(found.concurrency)
+        requests = 1.0 if workload is None else float(found.concurrency)
         terms = {
             "weights": memory["weights"],
-            "KV cache": cache,
+            "state" if workload is None else "KV cache": memory["cache_per_sequence"]
+            * requests,
             "arguments": memory["arguments"],
         }
         terms["activations"] = float(found.peak_bytes) - sum(terms.values())

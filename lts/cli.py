@@ -7,51 +7,55 @@ Exit status: 0 done; 1 no feasible plan, or a plan that failed to compile or (wi
 """
 
 import argparse
+import dataclasses
 import io
 import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 
-from lts.api import DEFAULT_BUDGET, DEFAULT_METHOD, price, search
+from lts.api import price, search
+from lts.entry import Entry, NoArgumentsError, failure, find, is_entry
 from lts.hardware import Cluster
-from lts.methods import METHODS
 from lts.models import (
-    Decoder,
     active_params,
     kv_bytes_per_token,
     load,
     names,
     published_dtype,
 )
+from lts.options import (
+    DEGREES,
+    OF_MODELS,
+    Parser,
+    add_price,
+    add_search,
+    add_verify,
+    flag,
+    names_of,
+    refuse,
+    state_of,
+    trips_of,
+    workload_of,
+)
 from lts.plan import SERVINGS, Plan
 from lts.prepare import NoFeasiblePlanError
+from lts.problem import Problem
+from lts.report.explain import explain_text, operations
 from lts.report.listing import clusters_text, models_text, verification_text
 from lts.report.progress import search_progress
 from lts.report.text import plan_text
-from lts.workload import Workload
+from lts.tracing import UnsupportedOpError
+from lts.verify import Verification
 
 DONE, INFEASIBLE, BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 130, 141
-
-DTYPES = {
-    "bf16": "bfloat16",
-    "fp16": "float16",
-    "fp32": "float32",
-    "fp8": "float8_e4m3fn",
-}
-DEGREES = {
-    "tp": "tensor parallel",
-    "pp": "pipeline parallel",
-    "dp": "data parallel",
-    "cp": "context parallel",
-    "moe_tp": "ways of an expert's hidden index",
-    "moe_ep": "ways of experts, tokens travel to them",
-}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -68,13 +72,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a name that the terminal lacks
     try:
-        args = _parser().parse_args(argv)
-        status = args.run(args)
+        with warnings.catch_warnings():
+            warnings.simplefilter("default", UserWarning)
+            warnings.showwarning = _show_warning
+            args = _parser().parse_args(argv)
+            status = args.run(args)
         sys.stdout.flush()
         return status
     except NoFeasiblePlanError as error:
         return _fail(error, INFEASIBLE)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, UnsupportedOpError) as error:
         return _fail(error, BAD_INPUT)
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -88,18 +95,18 @@ def _fail(error: Exception, status: int) -> int:
     if os.environ.get("LTS_TRACEBACK"):
         raise error
     print(f"lts: {' '.join(str(error).split())}", file=sys.stderr)
+    if isinstance(error, NoArgumentsError):
+        print(error.example, file=sys.stderr)
     return status
 
 
-class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, without the usage."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"{message} (see {self.prog} --help)")
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    """A warning in one line, without the source line that raised it."""
+    print(f"lts: warning: {' '.join(str(message).split())}", file=sys.stderr)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="lts",
         description="Find how to split LLM inference over a GPU cluster.",
         epilog="exit status: 0 done, 1 no feasible plan, 2 bad input",
@@ -107,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
-    def add(run: Callable[[argparse.Namespace], int], words: str) -> _Parser:
+    def add(run: Callable[[argparse.Namespace], int], words: str) -> Parser:
         name = run.__name__.removeprefix("_run_")
         command = commands.add_parser(
             name, help=words, description=words, allow_abbrev=False
@@ -115,127 +122,101 @@ def _parser() -> argparse.ArgumentParser:
         command.set_defaults(run=run)
         return command
 
-    found = add(_run_search, "find the best plan to serve a model on a cluster")
-    _add_problem(found)
-    option = found.add_argument
-    option("--method", default=DEFAULT_METHOD, help=" | ".join(METHODS))
-    option("--budget", type=int, default=DEFAULT_BUDGET, help="candidates to score")
-    option("--seed", type=int, default=0, help="same seed, same plan")
-    option("--max-stages", type=int, metavar="N", help="pipeline stages at most")
-    option("--verify", action="store_true", help="compile it, too, and compare")
-    _add_output(found)
-
-    priced = add(_run_price, "price degrees that you already run")
-    _add_problem(priced)
-    option = priced.add_argument
-    for name, words in DEGREES.items():
-        option(_flag(name), type=int, metavar="N", help=words)
-    _add_output(priced)
-
+    add_search(add(_run_search, "find the best plan of a model or function"))
+    add_price(add(_run_price, "price degrees that you already run"))
     shown = add(_run_show, "show all of a saved plan")
     shown.add_argument("plan", help="a plan.json")
-
-    verified = add(_run_verify, "compile a saved plan, compare with what it predicts")
-    option = verified.add_argument
-    option("plan", help="a plan.json")
-    option("--target", default="cpu", help="what to compile for: cpu")
-    option("--strict", action="store_true", help="exit with 1 if anything differs")
-    option("--json", action="store_true", help="print one JSON object")
-
+    explained = add(_run_explain, "show what a plan does with operators, and why")
+    explained.add_argument("plan", help="a plan.json")
+    words = "one operator, file.py:line, or path of an argument; else all"
+    explained.add_argument("--op", metavar="NAME", help=words)
+    explained.add_argument("--json", action="store_true", help="print one JSON object")
+    add_verify(add(_run_verify, "compile a saved plan, compare with what it predicts"))
     for run, what in (_run_models, "models"), (_run_clusters, "clusters"):
         option = add(run, f"list the {what} that come with lts").add_argument
         option("--json", action="store_true", help="print one JSON object")
     return parser
 
 
-def _add_problem(command: argparse.ArgumentParser) -> None:
-    option = command.add_argument
-    count: dict[str, Any] = {"type": int, "metavar": "N"}
-    limit: dict[str, Any] = {"type": float, "metavar": "X"}
-    option("model", help="name (see lts models), or path of a Hugging Face config.json")
-    option("--cluster", required=True, help="NAME:NODESxGPUS, or the path of a .yaml")
-    option("--input-len", required=True, help="tokens of a prompt", **count)
-    option(
-        "--output-len", required=True, help="tokens generated; 0: prefill only", **count
-    )
-    option("--ttft-ms", help="limit on the time to first token", **limit)
-    option("--tpot-ms", help="limit on the time per further token", **limit)
-    option("--concurrency", help="requests in flight; else found", **count)
-    skew = "tokens of the busiest device of experts over the mean; default 1"
-    option("--routing-skew", type=float, default=1.0, metavar="X", help=skew)
-    option("--serving", default="colocated", help=" | ".join(SERVINGS))
-    dtypes = "bf16, fp16, fp32 or fp8; else the config's own"
-    option("--weight-dtype", type=_dtype, metavar="D", help=dtypes)
-    option("--kv-dtype", type=_dtype, metavar="D", help=dtypes)
-
-
-def _add_output(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--out", type=Path, metavar="plan.json", help="save the plan")
-    command.add_argument("--json", action="store_true", help="print the plan as JSON")
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-def _dtype(text: str) -> str:
-    name = DTYPES.get(text, text)
-    if name not in DTYPES.values():
-        known = ", ".join(f"{short} ({name})" for short, name in DTYPES.items())
-        raise argparse.ArgumentTypeError(f"unknown dtype {text!r}; known: {known}")
-    return name
-
-
-def _problem(args: argparse.Namespace) -> tuple[Decoder, dict[str, Any]]:
-    """The model, and what `search` and `price` take alike."""
-    if ":" in args.model and not Path(args.model).exists():
-        raise ValueError(
-            f"{args.model!r} looks like module:function; this version searches "
-            "functions from Python only: lts.search(function, args, cluster=...)"
-        )
-    options = {
+def _problem(args: argparse.Namespace) -> tuple[Any, dict[str, Any], Entry | None]:
+    """What is to be planned, what `search` and `price` take alike, where it is from."""
+    options: dict[str, Any] = {
         "cluster": Cluster.parse(args.cluster),
-        "workload": Workload(
-            input_len=args.input_len,
-            output_len=args.output_len,
-            ttft_ms=args.ttft_ms,
-            tpot_ms=args.tpot_ms,
-            concurrency=args.concurrency,
-            routing_skew=args.routing_skew,
-        ),
+        "on_unknown": args.on_unknown,
+        "trips": trips_of(args.trips),
+    }
+    entry = find(args.model, args.args) if is_entry(args.model) else None
+    if entry is not None and entry.calls:
+        refuse(args, OF_MODELS, f"{args.model} is a function, which has no workload")
+        if args.serving != SERVINGS[0]:
+            raise ValueError("drop --serving: a function has one phase")
+        options |= {
+            "shapes": entry.calls,
+            "weights": names_of(args.weights),
+            "state": state_of(args.state),
+        }
+        return entry.target, options, entry
+    options |= {
+        "workload": workload_of(args),
         "serving": args.serving,
         "weight_dtype": args.weight_dtype,
         "kv_dtype": args.kv_dtype,
     }
-    return load(args.model), options
+    if entry is not None:
+        return entry.target, options, entry
+    refuse(args, ["args"], f"{args.model} brings its own")
+    return load(args.model), options, None
+
+
+@contextmanager
+def _naming(entry: Entry | None) -> Iterator[None]:
+    """Says of what goes wrong in a user's function that it was traced."""
+    try:
+        yield
+    except (ValueError, TypeError, NoFeasiblePlanError, UnsupportedOpError):
+        raise
+    except Exception as error:
+        if entry is None:
+            raise
+        what = f"tracing {entry.origin['target']!r}"
+        raise ValueError(failure(what, error)) from error
 
 
 def _run_search(args: argparse.Namespace) -> int:
-    model, options = _problem(args)
+    target, options, entry = _problem(args)
     _check_writable(args.out)
-    with search_progress(args.budget) as on_progress:
-        plan = search(
-            model,
-            **options,
-            method=args.method,
-            budget=args.budget,
-            seed=args.seed,
-            max_stages=args.max_stages,
-            on_progress=on_progress,
-        )
-    return _deliver(plan, args, verify=args.verify)
+    served = "workload" in options
+    with search_progress(args.budget, served=served) as on_progress:
+        with _naming(entry):
+            plan = search(
+                target,
+                **options,
+                method=args.method,
+                budget=args.budget,
+                seed=args.seed,
+                max_stages=args.max_stages,
+                on_progress=on_progress,
+            )
+    return _deliver(plan, args, entry)
 
 
 def _run_price(args: argparse.Namespace) -> int:
-    model, options = _problem(args)
+    target, options, entry = _problem(args)
     degrees = {name: getattr(args, name) for name in DEGREES}
     degrees = {name: value for name, value in degrees.items() if value is not None}
     if not degrees:
-        raise ValueError(
-            f"price needs at least one of {', '.join(map(_flag, DEGREES))}"
-        )
+        raise ValueError(f"price needs at least one of {', '.join(map(flag, DEGREES))}")
     _check_writable(args.out)
-    return _deliver(price(model, **options, degrees=degrees), args)
+    with _naming(entry):
+        plan = price(target, **options, degrees=degrees)
+    return _deliver(plan, args, entry)
+
+
+def _run_explain(args: argparse.Namespace) -> int:
+    data = Plan.load(args.plan).to_dict()
+    text = explain_text(data, args.op)
+    print(_json({"operations": operations(data, args.op)}) if args.json else text)
+    return DONE
 
 
 def _run_show(args: argparse.Namespace) -> int:
@@ -244,8 +225,20 @@ def _run_show(args: argparse.Namespace) -> int:
 
 
 def _run_verify(args: argparse.Namespace) -> int:
-    plan = Plan.load(args.plan)
-    found = _verified(plan, args.target)
+    plan, entry = Plan.load(args.plan), None
+    if plan.model is None:
+        origin = plan.origin or {}
+        name = args.function or origin.get("target")
+        if name is None:
+            raise ValueError(
+                f"'{args.plan}' is of a function of your own: say which it is with "
+                "--function module:function"
+            )
+        own = origin.get("args") if name == origin.get("target") else None
+        entry = find(name, args.args or own)
+    else:
+        refuse(args, ["function", "args"], f"the plan is of {plan.model.model.name}")
+    found = _verified(plan, args.target, entry)
     if found is None:
         return INFEASIBLE
     print(_json(found) if args.json else verification_text(found))
@@ -279,25 +272,51 @@ def _json(data: Mapping[str, Any]) -> str:
     return json.dumps(data, indent=1, sort_keys=True)
 
 
-def _verified(plan: Plan, target: str) -> dict[str, Any] | None:
-    """The verification; None, said on stderr, if XLA does not compile the plan."""
+def _verified(
+    plan: Plan, target: str, entry: Entry | None = None
+) -> dict[str, Any] | None:
+    """The verification; None, said on stderr, if XLA does not compile the plan.
+
+    Args:
+      entry: what a plan without a model of ours is of.
+    """
     try:
-        return plan.verify(target=target).to_dict()
+        if entry is None:
+            found = plan.verify(target=target)
+        elif isinstance(entry.target, Problem):
+            found = _verified_problem(plan, entry.target, target)
+        else:
+            assert callable(entry.target)
+            args, kwargs = entry.calls[0]
+            found = plan.verify(entry.target, args, kwargs, target=target)
+        return found.to_dict()
     except RuntimeError as error:
         _fail(error, INFEASIBLE)
         return None
 
 
-def _deliver(plan: Plan, args: argparse.Namespace, *, verify: bool = False) -> int:
+def _verified_problem(plan: Plan, problem: Problem, target: str) -> Verification:
+    reports = [
+        phase.verify(
+            problem.function(name), problem.args(name, phase.batch), target=target
+        )
+        for name, phase in plan.phases.items()
+    ]
+    return Verification(reports=tuple(reports))
+
+
+def _deliver(plan: Plan, args: argparse.Namespace, entry: Entry | None) -> int:
     """Save, then verify, then print."""
+    if entry is not None:
+        plan = dataclasses.replace(plan, origin=entry.origin)
     data, status, found = plan.to_dict(), DONE, None
     if args.out is not None:
         status = _save(plan, args.out)
-    if verify:
-        found = _verified(plan, "cpu")
+    if args.verify:
+        found = _verified(plan, "cpu", entry if plan.model is None else None)
         status = status or (INFEASIBLE if found is None else DONE)
     if args.json:
-        print(_json({**data, "verification": found} if verify else data))
+        print(_json({**data, "verification": found} if args.verify else data))
         return status
     print(plan_text(data))
     if found is not None:

@@ -102,7 +102,7 @@ def named_degrees(space: Space, picks: np.ndarray) -> dict[str, int]:
     degrees = space.degrees[int(picks[0])]
     found = {"pp": degrees.stages, "dp": 1, "tp": 1, "cp": 1}
     group, choices = main_group(space), space.choices(picks)
-    positions = sequence_labels(space, group)
+    positions = sequence_labels(space, group) if space.groups else ()
     batch = batch_labels(space) or _everywhere(space)
     *_, (phase, graph) = space.graphs.items()
     ops = {(phase, op) for op in graph.groups[group][1]} if graph.groups else set()

@@ -86,11 +86,12 @@ class _Way:
 
     def covered(self, leaving: np.ndarray) -> np.ndarray:
         """Whether an axis that stays lies inside one that leaves its dim; `[...]`."""
-        return self._pairs(
+        pairs = self._pairs(
             leaving[..., :, None]
             & ~leaving[..., None, :]
             & (self.order[..., :, None] < self.order[..., None, :])
-        ).any((-1, -2))
+        )
+        return np.any(pairs, axis=(-1, -2))
 
     def _pairs(self, found: np.ndarray) -> np.ndarray:
         """Pairs of axes that are on one dim, of those found."""
@@ -105,7 +106,7 @@ class _Way:
         wanted = np.where(where[..., None], wanted, self.order)
         before = self.order[..., :, None] < self.order[..., None, :]
         after = wanted[..., :, None] < wanted[..., None, :]
-        changed = self._pairs(before != after).any(-1)
+        changed = np.any(self._pairs(before != after), axis=-1)
         self.take("collective_permute", changed, self.states, wanted)
 
 

@@ -103,7 +103,7 @@ class PhasePlan:
       arguments, results: spec by path.
       dims: names of the dims of every argument, by path.
       donated: names of arguments that `apply` donates.
-      weights: name of the argument that holds the parameters; "" for none.
+      weights: names of the arguments that hold parameters.
       trees: structures of (args, kwargs) and of the result; None until bound.
       devices: of the mesh that was searched on; None for all of jax's. Not saved.
     """
@@ -122,7 +122,7 @@ class PhasePlan:
     results: Specs
     dims: Mapping[str, Sequence[str]]
     donated: tuple[str, ...] = ()
-    weights: str = ""
+    weights: tuple[str, ...] = ()
     trees: tuple[Any, Any] | None = None
     devices: tuple[Any, ...] | None = None
     model: ModelSource | None = None
@@ -329,7 +329,7 @@ class PhasePlan:
             "out_specs": [[p, _spec_to_list(s)] for p, s in self.results.items()],
             "dims": {path: list(names) for path, names in self.dims.items()},
             "donated": list(self.donated),
-            "weights": self.weights,
+            "weights": list(self.weights),
         }
 
     @classmethod
@@ -350,9 +350,14 @@ class PhasePlan:
             results={p: _spec_from_list(s) for p, s in data["out_specs"]},
             dims={path: tuple(names) for path, names in data["dims"].items()},
             donated=tuple(data["donated"]),
-            weights=data["weights"],
+            weights=_names(data["weights"]),
             model=model,
         )
+
+
+def _names(found: str | Sequence[str]) -> tuple[str, ...]:
+    """Names of arguments; earlier files have one, "" for none."""
+    return tuple(found) if not isinstance(found, str) else (found,) * bool(found)
 
 
 def _spec_to_list(spec: PartitionSpec) -> list[Any]:

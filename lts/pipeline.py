@@ -63,7 +63,7 @@ class PipelinedStep:
                     dims={**self.dims, "hidden": entering},
                     mesh=auto_mesh(mine, degrees.shape),
                     donated=("cache",),
-                    weights="params",
+                    weights=("params",),
                 )
             )
 

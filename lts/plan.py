@@ -16,10 +16,12 @@ from jax.sharding import Mesh
 
 from lts.applied import AppliedStep
 from lts.assignment import Assignment
-from lts.cost.breakdown import Part
 from lts.hardware import Cluster
+from lts.metrics import Metrics
+from lts.operations import Operation
 from lts.phase import ModelSource, PhasePlan
 from lts.pipeline import PipelinedStep
+from lts.report.explain import explain_text
 from lts.report.html import plan_html
 from lts.report.text import plan_text
 from lts.verify import Verification
@@ -30,34 +32,6 @@ FORMAT = 2
 
 SERVINGS = ("colocated", "pools")
 """Prefill and decode on the same GPUs, or each on instances of its own."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Metrics:
-    """What a plan is predicted to reach; SI units, None where it has no meaning.
-
-    Attributes:
-      step_time_s: one call: of the function, or of one decode step (prefill only: of
-        one prefill).
-      ttft_s, tpot_s: time to first token, and per further token.
-      kv_transfer_s: from prefill to decode instances, a part of `ttft_s`; None if they
-        are no pools.
-      tokens_per_s_per_gpu: generated (prefill only: read) tokens.
-      concurrency: requests in flight.
-      peak_bytes: of the fullest GPU; `weight_bytes` and `cache_bytes` are parts of it.
-      breakdown: nodes and reshards with the time that each takes.
-    """
-
-    step_time_s: float
-    ttft_s: float | None = None
-    tpot_s: float | None = None
-    kv_transfer_s: float | None = None
-    tokens_per_s_per_gpu: float | None = None
-    concurrency: int | None = None
-    peak_bytes: float = 0.0
-    weight_bytes: float = 0.0
-    cache_bytes: float = 0.0
-    breakdown: tuple[Part, ...] = ()
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -76,6 +50,8 @@ class Plan:
       phases: by name; the last is the main one.
       model: None for functions of one's own.
       notes: what the tracer could not know.
+      operations: what is done with every operator, by phase in program order.
+      origin: of a function that the command line found, how to find it again.
     """
 
     cluster: Cluster
@@ -92,6 +68,8 @@ class Plan:
     phases: Mapping[str, PhasePlan]
     model: ModelSource | None = None
     notes: tuple[str, ...] = field(default=())
+    operations: tuple[Operation, ...] = ()
+    origin: Mapping[str, str] | None = None
 
     @property
     def gap(self) -> float:
@@ -201,6 +179,18 @@ class Plan:
             )
         )
 
+    def explain(self, name: str | None = None) -> str:
+        """Why an operator is as it is: source, specs, time and collectives, as text.
+
+        Args:
+          name: of an operator, `file.py:line`, or the path of an argument; None lists
+            all operators.
+
+        Raises:
+          ValueError: if the plan has nothing of that name; with those that are close.
+        """
+        return explain_text(self.to_dict(), name)
+
     def save(self, path: str | Path) -> None:
         """Write plan.json; the same plan gives the same bytes."""
         text = json.dumps(self.to_dict(), indent=1, sort_keys=True) + "\n"
@@ -236,7 +226,7 @@ class Plan:
             "model": None if self.model is None else self.model.to_dict(),
             "serving": self.serving,
             "degrees": dict(self.degrees),
-            "metrics": _metrics_to_dict(self.metrics),
+            "metrics": self.metrics.to_dict(),
             "objective": self.objective,
             "bound": self.bound,
             "gap": self.gap,
@@ -250,6 +240,8 @@ class Plan:
             "phases": {name: p.to_dict() for name, p in self.phases.items()},
             "phase_order": list(self.phases),
             "notes": list(self.notes),
+            "operations": [operation.to_dict() for operation in self.operations],
+            "origin": None if self.origin is None else dict(self.origin),
         }
 
     @classmethod
@@ -271,19 +263,6 @@ class Plan:
         return plan_text(self.to_dict())
 
 
-def _metrics_to_dict(metrics: Metrics) -> dict[str, Any]:
-    fields = {
-        f.name: getattr(metrics, f.name)
-        for f in dataclasses.fields(metrics)
-        if f.name != "breakdown"
-    }
-    parts = [
-        {**dataclasses.asdict(p), "states": None if p.states is None else [*p.states]}
-        for p in metrics.breakdown
-    ]
-    return {**fields, "breakdown": parts}
-
-
 def _plan_from_dict(data: Mapping[str, Any]) -> Plan:
     if data["serving"] not in SERVINGS:
         raise ValueError(f"serving {data['serving']!r}")
@@ -293,11 +272,6 @@ def _plan_from_dict(data: Mapping[str, Any]) -> Plan:
         if workload is None:
             raise ValueError("workload of a served model")
         model = ModelSource.from_dict(data["model"], workload)
-    metrics = dict(data["metrics"])
-    parts = tuple(
-        Part(**{**p, "states": None if p["states"] is None else tuple(p["states"])})
-        for p in metrics.pop("breakdown")
-    )
     phases = {}
     for name in data["phase_order"]:
         own = model
@@ -315,7 +289,7 @@ def _plan_from_dict(data: Mapping[str, Any]) -> Plan:
         cluster=Cluster.from_dict(data["cluster"]),
         workload=workload,
         serving=data["serving"],
-        metrics=Metrics(**metrics, breakdown=parts),
+        metrics=Metrics.from_dict(data["metrics"]),
         objective=data["objective"],
         bound=data["bound"],
         gap_kind=data["gap_kind"],
@@ -326,4 +300,6 @@ def _plan_from_dict(data: Mapping[str, Any]) -> Plan:
         phases=phases,
         model=model,
         notes=tuple(data["notes"]),
+        operations=tuple(map(Operation.from_dict, data.get("operations", ()))),
+        origin=data.get("origin"),
     )

@@ -5,7 +5,7 @@ Also says early, and with the remedy, when nothing can fit.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,21 +21,25 @@ from lts.cost.tables import (
     padded,
 )
 from lts.evaluate.tables import TableEvaluator
+from lts.given import given_states
 from lts.graph import NodeKind, OpGraph
 from lts.hardware import Cluster
 from lts.mesh import Degrees, enumerate_degrees
 from lts.pins import pin
-from lts.problem import (
-    STEP,
-    TRACED_BATCH,
-    Problem,
-    linked,
-    trace_function,
-    trace_problem,
+from lts.plain import (
+    Pairs,
+    PlainFunction,
+    plain_function,
+    state_pairs,
+    tied_nodes,
+    with_state,
 )
+from lts.problem import STEP, TRACED_BATCH, Problem, linked, trace_problem
+from lts.shapes import link_shapes
 from lts.space import Space, build_space
 from lts.tracing import Traced
 from lts.tracing.labels import hub_value
+from lts.variables import Member, tied
 from lts.workload import Workload
 
 MAX_NODES = 512
@@ -48,11 +52,16 @@ class NoFeasiblePlanError(RuntimeError):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Prepared:
-    """A problem, ready to be searched."""
+    """A problem, ready to be searched.
+
+    Attributes:
+      state: of a plain function, what comes back as which result, by argument.
+    """
 
     traced: Mapping[str, Traced]
     graphs: Mapping[str, OpGraph]
     evaluator: TableEvaluator
+    state: Mapping[str, Pairs] = field(default_factory=dict)
 
     @property
     def space(self) -> Space:
@@ -118,20 +127,73 @@ def prepare_function(
     pins: Mapping[str, PartitionSpec] | None = None,
     on_unknown: str = "error",
 ) -> Prepared:
-    """Trace a plain function and price its space; one stage, one batch."""
-    traced = {STEP: trace_function(function, args, kwargs, on_unknown)}
-    graphs = linked(traced)
+    """`prepare_plain` of a function at one shape, all its arguments inputs."""
+    plain = plain_function(function, args, kwargs)
+    return prepare_plain(
+        plain, cluster, degrees=degrees, pins=pins, on_unknown=on_unknown
+    )
+
+
+def prepare_plain(
+    plain: PlainFunction,
+    cluster: Cluster,
+    *,
+    degrees: Sequence[Degrees] | None = None,
+    pins: Mapping[str, PartitionSpec] | None = None,
+    on_unknown: str = "error",
+) -> Prepared:
+    """Trace a plain function and price its space; one stage, one batch.
+
+    The shape with most bytes of arguments is the last phase: its memory counts.
+
+    Raises:
+      ValueError: if there is nothing to shard, or arguments are named that are none.
+    """
+    traced = plain.traced(on_unknown)
+    state = state_pairs(plain, traced[STEP])
+    graphs = link_shapes(
+        {phase: with_state(own.graph, state) for phase, own in traced.items()}
+    )
     if not graphs[STEP].nodes:
         raise ValueError(
             "the function has no array to shard: it only touches scalars. Give it "
             "arguments of the shapes that it runs at"
         )
+    order = sorted(graphs, key=lambda phase: _argument_bytes(graphs[phase]))
+    graphs = {phase: graphs[phase] for phase in order}
     found = degrees or enumerate_degrees(cluster)
-    space = pin(build_space(graphs, found), pins or {})
-    batches = {STEP: np.ones((len(space.degrees), 1), np.int64)}
+    space = build_space(graphs, found)
+    pairs = [
+        ((phase, a), (phase, b))
+        for phase in graphs
+        for a, b in tied_nodes(traced[phase].graph, state)
+    ]
+    space = pin(_with_ties(space, pairs), pins or {})
+    batches = {
+        phase: np.ones((len(space.degrees), 1), np.int64) for phase in space.graphs
+    }
     tables = tables_of(graphs, space, cluster, batches, 1)
     evaluator = TableEvaluator(tables=tables, workload=None)
-    return Prepared(traced=traced, graphs=graphs, evaluator=evaluator)
+    return Prepared(traced=traced, graphs=graphs, evaluator=evaluator, state=state)
+
+
+def _with_ties(space: Space, pairs: Sequence[tuple[Member, Member]]) -> Space:
+    """The space in which the two nodes of every pair have one layout."""
+    if not pairs:
+        return space
+    space = replace(space, variables=tied(space.variables, pairs))
+    pinned = {
+        space.first_override + variable * space.num_axes + axis: value
+        for variable, axis, value in given_states(
+            space.graphs, space.variables, space.degrees
+        )
+    }
+    return replace(space, pinned=tuple(sorted(pinned.items())))
+
+
+def _argument_bytes(graph: OpGraph) -> float:
+    kinds = (NodeKind.PARAMETER, NodeKind.CACHE, NodeKind.INPUT)
+    return sum(held_bytes(graph, kind) for kind in kinds)
 
 
 def tables_of(

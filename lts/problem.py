@@ -15,14 +15,23 @@ import numpy as np
 
 from lts.graph import NodeKind, OpGraph
 from lts.models import Decoder
-from lts.tracing import Traced, argument_paths, link_phases, trace_program
+from lts.tracing import (
+    CLOSED,
+    Traced,
+    Trips,
+    argument_paths,
+    check_trips,
+    identity,
+    link_phases,
+    trace_program,
+)
 from lts.workload import Workload
 
 TRACED_BATCH = 32
 """Sequences at which served models are traced: no size of a model, so not mistaken."""
 
 STEP = "step"
-"""Name of the only phase of a plain function."""
+"""Phase of a plain function; at further shapes it is `step#2`, `step#3`."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -37,6 +46,7 @@ class Problem:
       cache: name of the argument that holds the KV cache.
       name: what messages call it.
       dim_names: per argument path, names of its dims ("" for none), for display.
+      trips: of while loops, as in `lts.search`.
     """
 
     prefill: Callable[..., Any]
@@ -46,6 +56,7 @@ class Problem:
     cache: str = "cache"
     name: str = "problem"
     dim_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    trips: Trips = None
 
     def function(self, phase: str) -> Callable[..., Any]:
         """The function of a phase, "prefill" or "decode"."""
@@ -54,8 +65,9 @@ class Problem:
     def kind(self, path: str) -> NodeKind:
         """What the argument at a path is."""
         head = path.split("/", 1)[0]
-        kinds = {self.weights: NodeKind.PARAMETER, self.cache: NodeKind.CACHE}
-        return kinds.get(head, NodeKind.INPUT)
+        if head in (self.weights, CLOSED):
+            return NodeKind.PARAMETER
+        return NodeKind.CACHE if head == self.cache else NodeKind.INPUT
 
 
 def argument_names(function: Callable[..., Any], count: int) -> tuple[str, ...]:
@@ -125,8 +137,13 @@ def batch_dims(problem: Problem, phase: str) -> dict[str, tuple[int, ...]]:
 def trace_problem(
     problem: Problem, phases: Sequence[str], batch: int, on_unknown: str = "error"
 ) -> dict[str, Traced]:
-    """Trace every phase at one batch size."""
-    traced = {}
+    """Trace every phase at one batch size.
+
+    Raises:
+      ValueError: if the phases close over different arrays, or `problem.trips` names
+        a loop that none of them has.
+    """
+    traced: dict[str, Traced] = {}
     for phase in phases:
         function, args = problem.function(phase), problem.args(phase, batch)
         traced[phase] = trace_program(
@@ -136,6 +153,14 @@ def trace_problem(
             kinds=problem.kind,
             batch_dims=batch_dims(problem, phase),
             on_unknown=on_unknown,
+            trips=problem.trips,
+        )
+    check_trips(problem.trips, traced.values())
+    closed = [list(map(identity, t.closed_over.values())) for t in traced.values()]
+    if any(found != closed[0] for found in closed):
+        raise ValueError(
+            f"the phases of {problem.name} close over different arrays; pass weights "
+            f"as the argument {problem.weights!r} to both"
         )
     return traced
 
@@ -145,10 +170,26 @@ def trace_function(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     on_unknown: str = "error",
+    *,
+    kinds: Callable[[str], NodeKind] | None = None,
+    trips: Trips = None,
 ) -> Traced:
-    """Trace a plain function; its arguments are all inputs."""
-    names = argument_names(function, len(args))
-    return trace_program(function, args, kwargs, names=names, on_unknown=on_unknown)
+    """Trace a plain function; without `kinds`, its arguments are all inputs.
+
+    Raises:
+      ValueError: if `trips` names no loop.
+    """
+    traced = trace_program(
+        function,
+        args,
+        kwargs,
+        names=argument_names(function, len(args)),
+        kinds=kinds,
+        on_unknown=on_unknown,
+        trips=trips,
+    )
+    check_trips(trips, [traced])
+    return traced
 
 
 def linked(

@@ -19,6 +19,7 @@ from lts.layout import (
     waypoints,
 )
 from lts.local_ops import Form, local_form
+from lts.local_updates import update_form
 from lts.mesh import MeshAxis
 from lts.scattered import WHOLE, scatter_form
 from lts.tracing import Traced
@@ -135,6 +136,15 @@ def phase_specs(
                 spec = _met_spec(met, places, states, axes)
                 if spec is not None:
                     before.setdefault(path, {})[i] = spec
+    for eq in places.draft.updates:
+        found = after[eq.path].get(0)
+        if found is not None:
+            array, new = eq.ins[:2]
+            written = before.get(eq.path, {}).get(1, PartitionSpec())
+            form = update_form(array.shape, new.shape, found[-1], written)
+            if form is not None:
+                before.setdefault(eq.path, {})[1] = written
+                local[eq.path] = form
     for met in places.draft.crossings:
         if met.broadcast is not None:  # resharded small, before it is broadcast
             found = _met_spec(met, places, states, axes)

@@ -11,6 +11,9 @@ from lts.graph import NONE, Factor, Node, NodeKind, OpGraph
 
 SHARED = (NodeKind.PARAMETER, NodeKind.CACHE)
 
+Member = tuple[str, int]
+"""Phase, and index of a node in it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Variable:
@@ -27,7 +30,7 @@ class Variable:
     name: str
     kind: NodeKind
     factors: tuple[Factor, ...]
-    members: tuple[tuple[str, int], ...]
+    members: tuple[Member, ...]
     groups: tuple[int, ...]
 
     def states_of(self, label: int) -> int:
@@ -48,6 +51,8 @@ def variables_of(
 ) -> tuple[Variable, ...]:
     """Variables of linked phases; those of the last phase first.
 
+    `step` and `step#2` are one program at two shapes: all its nodes agree.
+
     Args:
       rank: per group, its place in the order of importance; `[groups]`.
     """
@@ -57,7 +62,8 @@ def variables_of(
         touching = _touching_groups(graph)
         for node in graph.nodes:
             shared = node.kind in SHARED
-            key = (node.name,) if shared else (phase, node.name)
+            program = phase.partition("#")[0]  # one function at several shapes
+            key = (node.name,) if shared else (program, node.name)
             members.setdefault(key, []).append((phase, node.index))
             groups.setdefault(key, set()).update(touching[node.index])
     out = []
@@ -73,6 +79,35 @@ def variables_of(
             )
         )
     return tuple(out)
+
+
+def tied(
+    variables: Sequence[Variable], pairs: Sequence[tuple[Member, Member]]
+) -> tuple[Variable, ...]:
+    """Variables, those joined that have the two members of a pair.
+
+    The first of a pair, a state that comes in, gives the name and the kind.
+    """
+    found = list(variables)
+    for here, there in pairs:
+        first = next(v for v in found if here in v.members)
+        second = next(v for v in found if there in v.members)
+        if first is second:
+            continue
+        common = [
+            replace(f, units=math.gcd(f.units, g.units))
+            for f in first.factors
+            for g in second.factors
+            if f.name == g.name
+        ]
+        found[found.index(first)] = replace(
+            first,
+            factors=tuple(common),
+            members=(*first.members, *second.members),
+            groups=tuple(dict.fromkeys((*first.groups, *second.groups))),
+        )
+        found.remove(second)
+    return tuple(found)
 
 
 def _common_factors(nodes: Sequence[Node]) -> tuple[Factor, ...]:

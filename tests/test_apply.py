@@ -8,10 +8,10 @@ from jax.sharding import PartitionSpec
 
 import lts
 from lts.applied import AppliedStep
-from lts.specs import without_unit_axes
 from lts.models import Decoder
 from lts.prepare import prepare_problem
 from lts.problem import zoo_problem
+from lts.specs import without_unit_axes
 from tests.tiny import (
     BATCH,
     CLUSTER,

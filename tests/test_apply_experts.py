@@ -9,9 +9,9 @@ import pytest
 
 import lts
 from lts.applied import AppliedStep
-from lts.specs import without_unit_axes
 from lts.cost.predict import predicted_collectives
 from lts.hlo import list_collectives
+from lts.specs import without_unit_axes
 from tests.after_spmd import compiled_with_dump
 from tests.test_apply import TOLERANCE, generate, prompt, relative_errors, run
 from tests.tiny import BATCH, CLUSTER, PROMPT, WORKLOAD
@@ -143,7 +143,7 @@ def test_any_candidate_of_experts_gives_the_unsharded_outputs(name, unsharded):
             phase=phase,
             dims=good.phase(phase).dims,
             mesh=good.phase(phase).mesh(),
-            weights="params",
+            weights=("params",),
         )
         for phase in ("prefill", "decode")
     ]

@@ -5,13 +5,16 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import lts.cli
+from lts import options
 from lts.cli import main
+from lts.metrics import ShapeMetrics
 from lts.models import DecoderConfig, config_to_dict
 from lts.models.architecture import (
     DenseFfn,
@@ -23,6 +26,7 @@ from lts.models.architecture import (
     Rope,
 )
 from lts.models.rope import LinearRope, Llama3Rope, YarnRope
+from lts.operations import Array, Collective, Operation
 from lts.plan import Plan
 from lts.prepare import NoFeasiblePlanError
 from lts.report.text import plan_text
@@ -142,7 +146,7 @@ def test_priced_plan_of_prefill_alone_can_be_verified(
     ],
 )
 def test_dtypes_have_short_forms(short: str, name: str) -> None:
-    assert lts.cli._dtype(short) == name
+    assert options.dtype_of(short) == name
 
 
 @pytest.mark.parametrize(
@@ -264,6 +268,20 @@ EVERY_KIND = DecoderConfig(
     quantization=Quantization(dtype="float8_e4m3fn", block=(8, 8)),
 )
 
+ARRAY = Array(of="x", shape=(8, 16), spec=("x", None))
+SUM = Collective(kind="all_reduce", axes=("x",), nbytes=4, count=1, reason="a -> b")
+OPERATION = Operation(
+    phase="step",
+    name="a",
+    source="mine.py:3",
+    primitive="dot_general",
+    trips=1,
+    operands=(ARRAY,),
+    results=(ARRAY,),
+    collectives=(SUM,),
+)
+SHAPE = ShapeMetrics(name="step", arguments={"x": (8, 16)}, step_time_s=1e-3)
+
 # Keys that are names of things, by the path of the object that holds them.
 NAMED = {
     "phases.<phase>.assignment.roles": "<group>",
@@ -272,6 +290,7 @@ NAMED = {
     "cluster.chip.peak_flops_per_s": "<dtype>",
     "phases": "<phase>",
     "phases.<phase>.dims": "<path>",
+    "metrics.shapes[].arguments": "<path>",
 }
 
 
@@ -312,6 +331,9 @@ def test_every_field_of_a_plan_is_documented_and_every_documented_one_is_there(
 ) -> None:
     written = fields(json.loads(saved.read_text()))
     written |= fields({"config": config_to_dict(EVERY_KIND)}, "model")
+    written |= fields({"shapes": [asdict(SHAPE)]}, "metrics")
+    written |= fields({"operations": [OPERATION.to_dict()]})
+    written |= fields({"target": "mine:step", "args": "mine:step_args"}, "origin")
     known = documented("plan.json") | documented("Cluster")
     assert written - {"cluster"} == known - {"cluster"}
 
@@ -345,9 +367,16 @@ BAD = {
         "unknown model 'llama-3-70b': did you mean llama-3.1-70b",
     ),
     "function": (
-        ["search", "mine:step", *CLUSTER, *LOAD],
-        "'mine:step' looks like module:function; this version searches functions from "
-        "Python only: lts.search(function, args, cluster=...)",
+        ["search", "no_such_module:step", *CLUSTER],
+        "no module 'no_such_module': Modules are looked for in the current folder",
+    ),
+    "option of functions": (
+        ["search", "llama-3.1-8b", *CLUSTER, *LOAD, "--state", "cache"],
+        "drop --state: a model to serve says itself what they are",
+    ),
+    "trips": (
+        ["search", "llama-3.1-8b", *CLUSTER, *LOAD, "--trips", "mine.py:3"],
+        "cannot read --trips mine.py:3: expected a positive number for all while loops",
     ),
     "malformed cluster": (
         ["search", "llama-3.1-8b", "--cluster", "h100:2y8", *LOAD],
@@ -367,7 +396,7 @@ BAD = {
     ),
     "no length": (
         ["search", "llama-3.1-8b", *CLUSTER, "--output-len", "16"],
-        "the following arguments are required: --input-len",
+        "the following arguments are required: --input-len: llama-3.1-8b is a model to",
     ),
     "zero input": (
         ["search", "llama-3.1-8b", *CLUSTER, "--input-len", "0", "--output-len", "16"],
@@ -569,5 +598,5 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--help"])
     assert ended.value.code == 0
     out = capsys.readouterr().out
-    for command in "search", "price", "show", "verify", "models", "clusters":
+    for command in "search", "price", "show", "explain", "verify", "models", "clusters":
         assert f"    {command} " in out

@@ -29,6 +29,13 @@ def test_a_function_of_ones_own_is_sharded_as_predicted():
     assert "as predicted: True" in text
 
 
+def test_a_function_of_ones_own_is_searched_from_the_command_line():
+    options = ("--cluster", "h100:1x8", "--method", "random", "--budget", "8", "--json")
+    text = run("-m", "lts", "search", "examples/own_function.py:step", *options)
+    specs = json.loads(text)["phases"]["step"]["in_specs"]
+    assert [path for path, _ in specs] == ["x", "up", "down"]
+
+
 def test_experts_of_ones_own_travel_as_planned():
     text = run("examples/own_experts.py")
     error = float(text.split("largest relative error: ")[1].split()[0])

@@ -14,21 +14,24 @@ ROOT = Path(__file__).parents[1]
 
 # From the ground up; rooms of one floor do not see each other.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("hardware", "graph", "workload"),
+    ("hardware", "graph", "hops", "workload"),
     ("mesh", "tracing", "suite"),
     ("assignment", "problem", "variables"),
-    ("space", "layout", "hlo_groups", "hlo_text"),
-    ("pins", "expert_roles", "local_ops"),
+    ("given",),
+    ("space", "layout", "plain", "shapes", "rescale", "hlo_groups", "hlo_text"),
+    ("pins", "expert_roles", "local_ops", "local_updates", "scattered"),
+    ("specs",),
     ("cost", "apply", "hlo", "degrees"),
-    ("applied", "compile_worker"),
+    ("applied", "compile_worker", "shardy", "shardy_worker", "metrics", "operations"),
     ("pipeline", "elite", "evaluate"),
     ("policy", "verify", "prepare"),
     ("methods", "phase"),
     ("report",),
     ("plan",),
     ("build_plan",),
-    ("pools",),
-    ("api",),
+    ("pools", "source"),
+    ("api", "entry"),
+    ("options",),
     ("cli",),
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

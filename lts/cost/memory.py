@@ -23,11 +23,11 @@ def leaf_bytes(node: Node, sharding: Sharding) -> np.ndarray:
 
 
 def output_bytes(node: Node, sharding: Sharding) -> np.ndarray:
-    """Bytes of results that are no argument; `[degrees, choices, batches]`."""
+    """Bytes of results, but of donated state; `[degrees, choices, batches]`."""
     total = np.zeros((*sharding.ways.shape[:2], sharding.batches.shape[1]))
-    if any(not leaf.is_output for leaf in node.leaves):
-        return total  # donated
-    for leaf in node.leaves:
+    if node.kind is NodeKind.CACHE:
+        return total
+    for leaf in (leaf for leaf in node.leaves if leaf.is_output):
         total = total + sharding.local_bytes(leaf.array, leaf.factors)
     return total
 

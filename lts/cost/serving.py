@@ -20,7 +20,7 @@ overlap over stages. Source: the closed-loop model of Vidur-style simulators; th
 are those that published end-to-end measurements support.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -49,7 +49,7 @@ class Step(NamedTuple):
 class Priced(NamedTuple):
     """What many candidates cost at every batch, before anything is served.
 
-    `steps` are by phase; `held_bytes` are a plain function's arguments and results,
+    `steps` are by phase; `held_bytes` are a plain function's inputs and results,
     `weight_bytes` per GPU, `cache_bytes` per GPU and request; `stages` and `num_gpus`
     are those of an instance. All but the steps `[candidates]`.
     """
@@ -98,10 +98,20 @@ def _at(values: jax.Array, place: jax.Array) -> jax.Array:
     return jnp.take_along_axis(values, place[:, None], -1)[:, 0]
 
 
-def plain_outcome(step: Step, held_bytes: jax.Array, usable_bytes: float) -> Outcome:
-    """Outcome of a plain function: objective 1 / step time, within memory."""
-    time_s = jnp.maximum(step.time_s[:, 0], LEAST_STEP_S)
-    peak = held_bytes + step.activation_bytes[:, 0]
+def plain_outcome(
+    steps: Sequence[Step], held_bytes: jax.Array, usable_bytes: float
+) -> Outcome:
+    """Outcome of a plain function: objective 1 / step time, within memory.
+
+    Args:
+      steps: at every shape that it is called with; the mean of their times counts, and
+        the most that any needs.
+      held_bytes: at the largest shape, `[candidates]`.
+    """
+    mean_s = sum(step.time_s[:, 0] for step in steps) / len(steps)
+    time_s = jnp.maximum(mean_s, LEAST_STEP_S)
+    active = jnp.stack([step.activation_bytes[:, 0] for step in steps])
+    peak = held_bytes + active.max(0)
     violation = _over(peak, usable_bytes) + _over(time_s, None)
     none = jnp.full_like(time_s, jnp.nan)
     zero = jnp.zeros(len(time_s), jnp.int32)
@@ -270,9 +280,8 @@ def outcome_of(
     """
     steps = priced.steps
     if workload is None:
-        (step,) = steps.values()
-        held_bytes = priced.held_bytes + priced.weight_bytes
-        return plain_outcome(step, held_bytes, usable_bytes)
+        held_bytes = priced.held_bytes + priced.weight_bytes + priced.cache_bytes
+        return plain_outcome([*steps.values()], held_bytes, usable_bytes)
     common = (
         priced.weight_bytes,
         priced.cache_bytes,

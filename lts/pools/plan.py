@@ -4,7 +4,14 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from lts.build_plan import Context, Running, nearest_misses, notes_of, phase_plan
+from lts.build_plan import (
+    Context,
+    Running,
+    nearest_misses,
+    notes_of,
+    phase_operations,
+    phase_plan,
+)
 from lts.cost.breakdown import breakdown, memory_parts
 from lts.cost.serving import served_tokens
 from lts.evaluate.bound import RELAXED
@@ -72,6 +79,11 @@ def plan_of_pools(
         bound=max(objective, pools_bound(prepared, workload)),
         gap_kind=RELAXED,
         phases=phases,
+        operations=tuple(
+            operation
+            for phase, own in prepared.items()
+            for operation in phase_operations(own, phases[phase])
+        ),
         model=context.model,
         notes=(
             *context.notes,

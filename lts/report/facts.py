@@ -194,7 +194,8 @@ def memory_parts(data: Data, phase: str | None = None) -> dict[str, float]:
     """Bytes per GPU by what fills them, summing to the peak; of the fullest phase."""
     held = data["metrics"] if phase is None else data["phases"][phase]
     first = "weights" if data["workload"] else "arguments and results"
-    parts = {first: held["weight_bytes"], "KV cache": held["cache_bytes"]}
+    second = "KV cache" if data["workload"] else "state"
+    parts = {first: held["weight_bytes"], second: held["cache_bytes"]}
     parts["activations"] = max(0.0, held["peak_bytes"] - sum(parts.values()))
     return {name: nbytes for name, nbytes in parts.items() if nbytes}
 
@@ -306,7 +307,8 @@ def op_rows(data: Data, *, values: bool = False) -> list[OpRow]:
     for name in names:
         if name in arguments or not any(name in nodes for nodes in states.values()):
             continue
-        is_op = kinds.get(name, "value" if name.endswith(":") else "op") == "op"
+        is_value = name.endswith(":") or name.startswith("closed/")
+        is_op = kinds.get(name, "value" if is_value else "op") == "op"
         if not (is_op or values):
             continue
         group, _, short = name.rpartition("/")

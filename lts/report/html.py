@@ -11,6 +11,7 @@ from html import escape
 from lts.report import facts
 from lts.report.facts import Data, OpRow, Sharded
 from lts.report.picture import STAGE_COLOUR, axis_colour, mesh_svg
+from lts.report.shapes import shape_rows
 from lts.report.units import counted, duration, milliseconds, percent, size
 
 KIND_COLOURS = {
@@ -70,6 +71,7 @@ def plan_html(data: Data) -> str:
     sections = [
         _headline(data),
         _cards(data),
+        _shapes(data),
         _meshes(data),
         _operators(data),
         _arguments(data),
@@ -109,7 +111,9 @@ def _cards(data: Data) -> str:
     metrics, workload = data["metrics"], data["workload"]
     cards = []
     if workload is None:
-        cards.append(_card("Step time", duration(metrics["step_time_s"])))
+        shapes = shape_rows(data)
+        mean = f"mean of {counted(len(shapes), 'shape')}" if shapes else ""
+        cards.append(_card("Step time", duration(metrics["step_time_s"]), mean))
     else:
         rate = metrics["tokens_per_s_per_gpu"]
         total = f"{rate * facts.num_gpus(data):,.0f} in all"
@@ -131,6 +135,24 @@ def _cards(data: Data) -> str:
     note = "from a proven bound"
     cards.append(_card("Gap at most", percent(data["gap"]), note))
     return _div("lts-cards", "".join(cards))
+
+
+def _shapes(data: Data) -> str:
+    """Step time at every shape, if the plan is for several."""
+    cells = []
+    for row in shape_rows(data):
+        worst = " <b>worst</b>" if row.worst else ""
+        cells += [
+            f"<code>{escape(row.label)}</code>",
+            duration(row.time_s),
+            escape(row.over_alone) + worst,
+        ]
+    if not cells:
+        return ""
+    head = _div("lts-head", "Shapes, one plan for all")
+    return head + _grid(
+        "auto auto auto", ("arguments", "step time", "of its best alone"), cells
+    )
 
 
 def _badge(name: str, data: Data, phase: str) -> str:

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from lts.report import facts
 from lts.report.facts import Data
+from lts.report.shapes import shape_rows
 from lts.report.units import counted, duration, milliseconds, percent, size
 
 TOP_PARTS = 5
@@ -36,6 +37,7 @@ def plan_text(data: Data, *, width: int | None = None, full: bool = False) -> st
         _headline(data),
         _degrees(data, width),
         _predicted(data, width),
+        _shapes(data, width),
         _provenance(data, width),
         _operators(data, width, full),
         _arguments(data, width, full),
@@ -91,12 +93,13 @@ def _rendered(renderable: Table | Text, width: int) -> str:
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
 
-def _indented(text: str, by: int = 2) -> str:
+def indented(text: str, by: int = 2) -> str:
+    """Every line moved to the right."""
     return "\n".join((" " * by + line).rstrip() for line in text.splitlines())
 
 
 def _section(heading: str, body: str) -> str:
-    return f"{heading}\n{_indented(body)}"
+    return f"{heading}\n{indented(body)}"
 
 
 def _headline(data: Data) -> str:
@@ -146,7 +149,9 @@ def _predicted(data: Data, width: int) -> str:
     metrics, workload = data["metrics"], data["workload"]
     rows: list[tuple[str, str, str]] = []
     if workload is None:
-        rows.append(("step time", duration(metrics["step_time_s"]), ""))
+        of = shape_rows(data)
+        mean = f"mean of {counted(len(of), 'shape')}" if of else ""
+        rows.append(("step time", duration(metrics["step_time_s"]), mean))
     else:
         rate = metrics["tokens_per_s_per_gpu"]
         kind = "read" if workload["output_len"] == 0 else "generated"
@@ -177,9 +182,26 @@ def _predicted(data: Data, width: int) -> str:
     return _section("Predicted", table_text(rows, width - 2, right=[1]))
 
 
+def _shapes(data: Data, width: int) -> str:
+    """Step time at every shape, and what sharing one plan costs it."""
+    rows = [
+        (row.label, duration(row.time_s), row.over_alone, "worst" if row.worst else "")
+        for row in shape_rows(data)
+    ]
+    if not rows:
+        return ""
+    header = ("", "step time", "of its best alone", "")
+    if not any(over for _, _, over, _ in rows):
+        header = ("", "step time", "", "")
+    body = table_text(rows, width - 2, header=header, right=[1, 2])
+    return _section("Shapes, one plan for all", body)
+
+
 def _provenance(data: Data, width: int) -> str:
     if data["workload"] is None:
-        bound = f"no plan of this space steps in under {duration(1 / data['bound'])}"
+        mean = " in the mean" if shape_rows(data) else ""
+        least = duration(1 / data["bound"])
+        bound = f"no plan of this space steps in under {least}{mean}"
     else:
         bound = f"no plan of this space exceeds {data['bound']:,.1f} tokens/s/GPU"
     rows = [
@@ -265,7 +287,9 @@ def _time(data: Data, width: int, full: bool) -> str:
     rows.append([])
     rows += [cells(name, by_name[name]) for name in names]
     body = table_text(rows, width - 2, header=header, right=range(1, len(header)))
-    return _section("Time of a step", body)
+    shapes = shape_rows(data)
+    first = f", at {shapes[0].label}" if shapes else ""
+    return _section(f"Time of a step{first}", body)
 
 
 def _timed(found: tuple[float, float] | None) -> tuple[str, str]:

@@ -8,11 +8,12 @@ allocated or run.
 """
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 from jax.tree_util import keystr
 
 from lts.graph import NodeKind, OpGraph
@@ -23,7 +24,7 @@ from lts.tracing.flatten import Equation, Path, Tensor, flatten
 from lts.tracing.labels import link_phases
 from lts.tracing.regions import price_branches
 from lts.tracing.repeats import fold_repeats
-from lts.tracing.trips import Trips
+from lts.tracing.trips import Trips, refuse_unused
 
 __all__ = [
     "CALLS",
@@ -31,6 +32,8 @@ __all__ = [
     "ClosedOverWarning",
     "Traced",
     "Trips",
+    "check_trips",
+    "identity",
     "UnsupportedOpError",
     "link_phases",
     "register_rule",
@@ -61,6 +64,7 @@ class Traced:
       scopes: inputs of every inner jaxpr, by its path.
       in_paths, out_paths: path of every flat argument and result.
       closed_over: arrays that are further arguments, by path.
+      loops: source and scope of every loop of unknown length.
       out_tree: tree of the result.
     """
 
@@ -73,6 +77,7 @@ class Traced:
     in_paths: tuple[str, ...]
     out_paths: tuple[str, ...]
     closed_over: Mapping[str, Any]
+    loops: tuple[tuple[str, str], ...]
     out_tree: Any
 
 
@@ -106,11 +111,12 @@ def trace_program(
       batch_dims: per path, the dims whose extent is the serving batch.
       on_unknown: "error", or "replicate" for primitives without a rule.
       trips: how often while loops of unknown length run: all of them, or by their
-        `file.py:line` or named scope; None for once, with a note.
+        `file.py:line` or named scope (`check_trips` refuses what names none); None
+        for once, with a note.
 
     Raises:
       UnsupportedOpError: for a primitive without a rule, unless replicated.
-      ValueError: if `on_unknown` is neither, or `trips` names no such loop.
+      ValueError: if `on_unknown` is neither.
     """
     if on_unknown not in ("error", "replicate"):
         raise ValueError(f"on_unknown is {on_unknown!r}; use 'error' or 'replicate'")
@@ -144,8 +150,28 @@ def trace_program(
         in_paths=tuple(in_paths),
         out_paths=tuple(out_paths),
         closed_over=closed_over,
+        loops=tuple(program.loops),
         out_tree=out_tree,
     )
+
+
+def identity(array: Any) -> int:
+    """A number that tells closed-over arrays apart while they live.
+
+    jax wraps a numpy array anew in every trace.
+    """
+    if isinstance(array, jax.Array):
+        return id(array)
+    return int(np.asarray(array).__array_interface__["data"][0])
+
+
+def check_trips(trips: Trips, traced: Iterable[Traced]) -> None:
+    """Refuse trips that name no loop of any of these programs.
+
+    Raises:
+      ValueError: naming the loops that there are.
+    """
+    refuse_unused(trips, (loop for program in traced for loop in program.loops))
 
 
 def warn_closed_over(traced: Traced, stacklevel: int = 2) -> None:

@@ -6,14 +6,12 @@ Factors are named by `lts.tracing.labels`.
 """
 
 import dataclasses
-import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 
 from lts.graph import (
     NONE,
     Array,
-    Edge,
     Factor,
     Kernel,
     Leaf,
@@ -24,7 +22,8 @@ from lts.graph import (
     Reduction,
 )
 from lts.tracing.build import Decision, Draft, members
-from lts.tracing.flatten import Equation, Tensor, is_resized
+from lts.tracing.edges import edges_of, placed
+from lts.tracing.flatten import Equation, Tensor
 from lts.tracing.groups import UnionFind
 from lts.tracing.kernels import find_kernels, fuse_scores
 from lts.tracing.loads import Loads
@@ -45,7 +44,6 @@ class Finisher:
         self.tensors = sorted(
             members(draft).items(), key=lambda item: min(t.index for t in item[1])
         )
-        self.bases = _bases(draft.program.equations)
         self.num_ops = len(draft.decisions)
         self.value_of = {
             root: self.num_ops + i for i, (root, _) in enumerate(self.tensors)
@@ -186,7 +184,7 @@ class Finisher:
         ]
         return OpGraph(
             nodes=tuple(fuse_scores(ops, values)),
-            edges=tuple(_with_dims(list(self._edges()))),
+            edges=edges_of(self.draft, self),
             groups=(),
             replicated_bytes=self.draft.replicated_bytes,
             loop_copy_bytes=self.loads.copied_bytes(),
@@ -227,7 +225,7 @@ class Finisher:
             node = self.node_of(tensor)
             return Operand(
                 array=self.read(tensor),
-                factors=_placed(tensor, dims, place),
+                factors=placed(tensor, dims, place),
                 value=-1 if node is None else node,
             )
 
@@ -337,81 +335,3 @@ class Finisher:
             reduced=tuple(f for f in (own[dim] for dim in dims) if f is not None),
             trips=eq.trips,
         )
-
-    def _edges(self):
-        for number, decision in enumerate(self.draft.decisions):
-            eq, rule = decision.equation, decision.rule
-            place = {n: i for i, n in enumerate(self.op_factors[number])}
-
-            for tensor, dims in zip(eq.ins, rule.operands, strict=True):
-                node = self.node_of(tensor)
-                if node is not None:
-                    own = _placed(tensor, dims, place)
-                    ends = (node, number, self.factors_of(tensor), own)
-                    yield self._edge(tensor, *ends, eq.trips)
-            for tensor, dims in zip(eq.outs, rule.results, strict=True):
-                node = self.node_of(tensor)
-                if node is not None:
-                    own = _placed(tensor, dims, place)
-                    ends = (number, node, own, self.factors_of(tensor))
-                    yield self._edge(tensor, *ends, eq.trips)
-        for crossing in self.draft.crossings:
-            source = self.node_of(crossing.source)
-            target = self.node_of(crossing.target)
-            if source is None or target is None:
-                continue
-            there = self.factors_of(crossing.target)
-            dims = tuple(None if j is None else there[j] for j in crossing.dims)
-            here = self.factors_of(crossing.source)
-            yield self._edge(
-                crossing.source, source, target, here, dims, crossing.trips
-            )
-
-    def _edge(self, tensor: Tensor, source, target, here, there, trips) -> Edge:
-        array, kept = self.array(tensor), [n > 1 for n in tensor.shape]
-        shape = tuple(itertools.compress(array.shape, kept))
-        return Edge(
-            source=source,
-            target=target,
-            array=dataclasses.replace(array, shape=shape),
-            source_factors=tuple(itertools.compress(here, kept)),
-            target_factors=tuple(itertools.compress(there, kept)),
-            tensor=self.bases.get(tensor.index, tensor.index),
-            dims=(),
-            trips=trips,
-        )
-
-
-def _with_dims(edges: Sequence[Edge]) -> Iterator[Edge]:
-    """The edges, with the dims that those of one array can shard."""
-    found: dict[tuple[int, int], set[int]] = {}
-    for edge in edges:
-        own = found.setdefault((edge.source, edge.tensor), set())
-        for dim, pair in enumerate(
-            zip(edge.source_factors, edge.target_factors, strict=True)
-        ):
-            if pair != (None, None):
-                own.add(dim)
-    for edge in edges:
-        dims = tuple(sorted(found[edge.source, edge.tensor]))
-        yield dataclasses.replace(edge, dims=dims)
-
-
-def _bases(equations: Sequence[Equation]) -> dict[int, int]:
-    """The array that a tensor is but for dims of extent 1, by index."""
-    found: dict[int, int] = {}
-    for eq in equations:
-        if is_resized(eq.primitive, *(t.shape for t in (*eq.ins[:1], *eq.outs[:1]))):
-            source = eq.ins[0].index
-            found[eq.outs[0].index] = found.get(source, source)
-    return found
-
-
-def _placed(
-    tensor: Tensor, dims: Sequence[int | None], place: Mapping[int, int]
-) -> tuple[int | None, ...]:
-    """Per dim of an op's array, the place of its factor; None where it is one long."""
-    return tuple(
-        None if factor is None or extent == 1 else place.get(factor)
-        for extent, factor in zip(tensor.shape, dims, strict=True)
-    )

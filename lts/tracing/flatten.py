@@ -213,9 +213,6 @@ def flatten(
     Args:
       calls: names of functions under `jax.jit` that stay one equation each.
       trips: of while loops whose length does not show.
-
-    Raises:
-      ValueError: if `trips` names a loop that there is not.
     """
     flattener = _Flattener(calls, trips)
     program = flattener.program
@@ -224,7 +221,7 @@ def flatten(
         for var in closed.jaxpr.invars
     ]
     program.results = flattener.walk(closed, program.arguments, 1, (), ((), ""))
-    flattener.trips.check()
+    program.loops = flattener.trips.loops
     program.arguments += flattener.hoisted.values()
     nbytes = int(sum(t.itemsize * np.prod(t.shape) for t in program.constants))
     if nbytes > 2**20:

@@ -61,9 +61,7 @@ def find_kernels(draft: Draft, places: Places) -> dict[int, list[Kernel]]:
             dims = zip(update.shape, out.shape, places.factors_of(out), strict=True)
             on_dims = tuple(factor if n == m else None for n, m, factor in dims)
             arrays = ((places.array(update), on_dims),) * 2
-            found[node].append(
-                Kernel(arrays=arrays, trips=eq.trips, in_place=True)
-            )
+            found[node].append(Kernel(arrays=arrays, trips=eq.trips, in_place=True))
     return found
 
 

@@ -70,6 +70,7 @@ class FlatProgram:
       scopes: inputs of every inner jaxpr, by its path.
       notes: what the user should know.
       branches: per cond, its source and where its branches stand (start, stop).
+      loops: source and scope of every loop of unknown length.
       slices: arrays that scans cut out of stacked ones, once per trip.
       twins: equations that are folded into another (`lts.tracing.repeats`), by path.
       same: arrays that stand for another, by index, and that other.
@@ -83,6 +84,7 @@ class FlatProgram:
     scopes: dict[Path, list[Tensor]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     branches: list[Branches] = field(default_factory=list)
+    loops: list[tuple[str, str]] = field(default_factory=list)
     slices: list[tuple[Tensor, int]] = field(default_factory=list)  # with trips
     twins: dict[Path, Path] = field(default_factory=dict)
     same: dict[int, Tensor] = field(default_factory=dict)

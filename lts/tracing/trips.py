@@ -1,6 +1,6 @@
 """How often a `while` runs: read from its condition, or told by the caller."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,11 +10,10 @@ Trips = int | Mapping[str, int] | None
 
 @dataclass(kw_only=True)
 class GivenTrips:
-    """What the caller says of loops, and which of it was used."""
+    """What the caller says of loops, and the loops of unknown length there are."""
 
     given: Trips = None
-    used: set[str] = field(default_factory=set)
-    loops: list[str] = field(default_factory=list)  # of unknown length
+    loops: list[tuple[str, str]] = field(default_factory=list)  # source, scope
 
     def __post_init__(self) -> None:
         """Refuse counts that are no positive integers."""
@@ -26,28 +25,29 @@ class GivenTrips:
 
     def of(self, source: str, scope: str) -> int | None:
         """Trips of the loop at a source line, in a scope; None if not told."""
-        self.loops.append(source or scope)
+        self.loops.append((source, scope))
         if not isinstance(self.given, Mapping):
             return self.given
-        for key in (source, scope):
-            if key in self.given:
-                self.used.add(key)
-                return self.given[key]
-        return None
+        return next((self.given[x] for x in (source, scope) if x in self.given), None)
 
-    def check(self) -> None:
-        """Refuse what names no loop.
 
-        Raises:
-          ValueError: naming the loops that there are.
-        """
-        named = set(self.given) if isinstance(self.given, Mapping) else set()
-        if unused := sorted(named - self.used):
-            known = ", ".join(dict.fromkeys(self.loops)) or "none"
-            raise ValueError(
-                f"trips: no while loop of unknown length at {', '.join(unused)}; "
-                f"there are: {known}"
-            )
+def refuse_unused(given: Trips, loops: Iterable[tuple[str, str]]) -> None:
+    """Refuse counts that name no loop.
+
+    Args:
+      loops: source and scope of every loop of unknown length.
+
+    Raises:
+      ValueError: naming the loops that there are.
+    """
+    loops = list(loops)
+    named = set(given) if isinstance(given, Mapping) else set()
+    if unused := sorted(named - {name for loop in loops for name in loop}):
+        known = ", ".join(dict.fromkeys(source or scope for source, scope in loops))
+        raise ValueError(
+            f"trips: no while loop of unknown length at {', '.join(unused)}; "
+            f"there are: {known or 'none'}"
+        )
 
 
 def counted_trips(cond: Any, body: Any, init: list[Any], consts: list[Any]) -> int:

@@ -90,7 +90,10 @@ def test_a_product_scatters_its_sum_itself_on_every_target(scatters) -> None:
 
 @pytest.mark.parametrize("scatters", [True, False])
 def test_a_look_up_in_a_sharded_table_is_summed_whole(scatters) -> None:
-    args = [jax.ShapeDtypeStruct((64, 16), "float32"), jax.ShapeDtypeStruct((8,), "int32")]
+    args = [
+        jax.ShapeDtypeStruct((64, 16), "float32"),
+        jax.ShapeDtypeStruct((8,), "int32"),
+    ]
     traced = trace_program(lambda table, ids: table[ids] * 2, args, names=("t", "ids"))
     graph = link_phases({"step": traced.graph})["step"]
     (op,) = (op for op in graph.ops if op.primitive == "gather")

@@ -164,3 +164,21 @@ def test_colours_come_from_the_page_so_that_any_theme_reads(
     rules = [line for line in style.splitlines() if "{" in line]
     assert all(rule.startswith(".lts-plan") for rule in rules)
     assert set(re.findall(r'<text[^>]* fill="([^"]*)"', page)) == {"currentColor"}
+
+
+def test_shapes_are_shown_with_the_worst(plain: dict[str, Any]) -> None:
+    shapes = [
+        {
+            "name": f"step{number}",
+            "arguments": {"x": [rows, 8]},
+            "step_time_s": time_s,
+            "alone_s": 40e-6,
+        }
+        for number, rows, time_s in (("", 4, 40e-6), ("#2", 64, 50e-6))
+    ]
+    metrics = {**plain["metrics"], "shapes": shapes, "worst_shape": "step#2"}
+    html = plan_html({**plain, "metrics": metrics})
+    assert "mean of 2 shapes" in html
+    assert "<code>x [4, 8]</code></div><div>40.0 us</div><div>1.00x</div>" in html
+    assert "<div>50.0 us</div><div>1.25x <b>worst</b></div>" in html
+    assert "one plan for all" not in plan_html(plain)

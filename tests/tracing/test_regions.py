@@ -15,7 +15,7 @@ import lts
 from lts.graph import NodeKind
 from lts.mesh import enumerate_degrees
 from lts.space import build_space
-from lts.tracing import link_phases, trace_program
+from lts.tracing import check_trips, link_phases, trace_program
 
 
 def spec(*shape: int, dtype: str = "float32") -> jax.ShapeDtypeStruct:
@@ -195,7 +195,8 @@ def test_a_loop_is_named_by_its_scope_too() -> None:
 
 def test_trips_of_a_loop_that_there_is_not_are_refused() -> None:
     with pytest.raises(ValueError, match=f"there are: test_regions.py:{LINE}"):
-        trace_program(counted, COUNTED, trips={"other.py:3": 5})
+        given = {"other.py:3": 5}
+        check_trips(given, [trace_program(counted, COUNTED, trips=given)])
 
 
 @pytest.mark.parametrize("trips", [0, -1, 2.5, True, {"loop": 0}])

@@ -1,0 +1,155 @@
+"""Random legal plans of a random program, applied on 8 CPU devices and compared."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import lts
+from lts.applied import AppliedStep, auto_mesh
+from lts.assignment import Assignment
+from lts.cost.breakdown import breakdown
+from lts.graph import OpGraph
+from lts.prepare import Prepared, prepare_function
+from lts.problem import STEP
+from lts.space import Space
+from lts.specs import without_unit_axes
+from lts.tracing.labels import dim_names
+from tests.random_programs import Program
+
+CLUSTER = lts.Cluster.parse("h100:1x8")
+TOLERANCE = 1e-3
+"""Of a result's largest element: float32 sums in another order, through 30 ops."""
+
+
+class Mismatch(AssertionError):
+    """A plan of a program breaks a property; the message says which."""
+
+
+def random_picks(space: Space, rng: np.random.Generator) -> np.ndarray:
+    """A candidate: roles at random, and all, some or no overrides; `[genes]`."""
+    picks = rng.integers(space.cardinalities)
+    inherits = rng.random(space.num_genes) < rng.choice([0.3, 0.9, 1.0])
+    inherits[: space.first_override] = False
+    return np.where(inherits, 0, picks).astype(np.int32)
+
+
+def prepared_program(program: Program) -> Prepared | None:
+    """Traced and priced; None if there is no array to shard."""
+    try:
+        return prepare_function(program.function, program.abstract, {}, CLUSTER)
+    except ValueError as error:
+        if "no array to shard" in str(error):
+            return None
+        raise
+
+
+def expected_results(program: Program, seed: int) -> list[np.ndarray]:
+    """Of the program as it is, on one device."""
+    return list(map(np.asarray, jax.jit(program.function)(*program.filled(seed))))
+
+
+def check_plan(
+    program: Program,
+    prepared: Prepared,
+    picks: np.ndarray,
+    expected: Sequence[np.ndarray],
+    seed: int,
+) -> None:
+    """Hold a candidate to what every plan must keep.
+
+    Raises:
+      Mismatch: if prices or arithmetic are no finite amounts, results are not those of
+        one device, or arrays do not lie as planned.
+    """
+    _check_price(prepared, picks)
+    assignment = without_unit_axes(prepared.space.decode(picks))
+    axes = assignment.degrees.axes
+    step = AppliedStep(
+        function=program.function,
+        assignment=assignment,
+        phase=STEP,
+        dims=dim_names(prepared.graphs),
+        mesh=auto_mesh(jax.devices()[:8], {axis.name: axis.size for axis in axes}),
+    )
+    args = program.filled(seed)
+    found = step.prepared(args, {})
+    placed = step.device_put(*args)
+    results = step(*placed)
+    for number, (a, b) in enumerate(zip(results, expected, strict=True)):
+        _check_close(f"result {number}", np.asarray(a), b)
+    ends = (placed, found.specs.arguments), (results, found.specs.results)
+    for what, (arrays, specs) in zip(("argument", "result"), ends, strict=True):
+        for number, (array, spec) in enumerate(zip(arrays, specs, strict=True)):
+            wanted = jax.sharding.NamedSharding(step.mesh, spec)
+            if not array.sharding.is_equivalent_to(wanted, array.ndim):
+                raise Mismatch(f"{what} {number}: {array.sharding} is not {spec}")
+    _check_leaves(prepared, assignment, found.specs, found.traced)
+
+
+def _check_leaves(
+    prepared: Prepared, assignment: Assignment, specs: Any, traced: Any
+) -> None:
+    """Arguments and results lie as the states of their nodes say."""
+    axes = assignment.degrees.axes
+    lies = dict(zip(traced.in_paths, specs.arguments, strict=True))
+    lies |= dict(zip(traced.out_paths, specs.results, strict=True))
+    for node in prepared.graphs[STEP].values:
+        states = assignment.states[STEP].get(node.name, (None,) * len(axes))
+        for leaf in node.leaves:
+            spec = lies.get(leaf.path)
+            if spec is None:
+                continue
+            planned = [
+                tuple(
+                    axis.name
+                    for axis, state in zip(axes, states, strict=True)
+                    if factor is not None and state == node.factors[factor].name
+                )
+                for factor in leaf.factors
+            ]
+            entries = [(e,) if isinstance(e, str) else tuple(e or ()) for e in spec]
+            entries += [()] * (len(planned) - len(entries))
+            if entries != planned:
+                raise Mismatch(f"{leaf.path}: {spec} is not {planned}")
+
+
+def _check_price(prepared: Prepared, picks: np.ndarray) -> None:
+    parts = breakdown(prepared.evaluator.tables, picks, {STEP: 0})
+    times = [part.time_s for part in parts]
+    if not all(math.isfinite(t) and t >= 0 for t in times):
+        raise Mismatch(f"price: parts {times}")
+
+
+def check_graph(graph: OpGraph) -> None:
+    """Arithmetic and bytes of a graph are finite amounts.
+
+    Raises:
+      Mismatch: else.
+    """
+    for name in ("flops", "compulsory_bytes"):
+        value = getattr(graph, name)
+        if not (math.isfinite(value) and value >= 0):
+            raise Mismatch(f"{name} is {value}")
+
+
+def _check_close(name: str, found: np.ndarray, expected: np.ndarray) -> None:
+    if (found.shape, found.dtype) != (expected.shape, expected.dtype):
+        raise Mismatch(f"{name}: {found.dtype}{found.shape} is not {expected.dtype}")
+    if not jnp.issubdtype(expected.dtype, jnp.floating):
+        if not np.array_equal(found, expected):
+            places = int((found != expected).sum())
+            raise Mismatch(f"{name}: {places} of {found.size} elements differ")
+        return
+    same = np.isfinite(found) == np.isfinite(expected)
+    gap = np.abs(found - expected)[np.isfinite(found) & same]
+    largest = np.abs(expected[np.isfinite(expected)]).max(initial=0.0)
+    worst = gap.max(initial=0.0)
+    if not same.all() or worst > TOLERANCE * largest + 1e-5:
+        wrong = float((gap > TOLERANCE * largest + 1e-5).mean()) if gap.size else 1.0
+        raise Mismatch(
+            f"{name}: off by {worst:.3g} of {largest:.3g}, {wrong:.0%} of it"
+        )
