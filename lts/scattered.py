@@ -1,7 +1,9 @@
 """A product whose sums end scattered runs as `shard_map`, which scatters as it sums.
 
 Left to a partitioner such a product becomes an all-reduce and a slice, or something
-else over axes that are idle, depending on the backend.
+else over axes that are idle, depending on the backend. A convolution sums in this form
+in any case: with groups of the batch (the gradient of a grouped kernel) XLA adds up
+over axes that shard nothing, too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +19,8 @@ from lts.hops import hops
 from lts.layout import op_ends, resolved, spec_of, waypoints
 from lts.mesh import MeshAxis
 
-PRIMITIVE = "dot_general"
+CONVOLUTION = "conv_general_dilated"
+PRODUCTS = frozenset({"dot_general", CONVOLUTION})
 
 WHOLE = frozenset({"gather"})
 """Ops whose sums are reduced whole, and sliced: XLA cannot partition a gather whose
@@ -70,11 +73,11 @@ def scatter_form(
     value_numbers: np.ndarray,
     axes: Sequence[MeshAxis],
 ) -> ScatterForm | None:
-    """The form of a product that scatters its sums; None for any other op.
+    """The form of a product that scatters its sums; None where XLA sums as well.
 
     Arguments as `lts.local_ops.local_form`.
     """
-    if node.primitive != PRIMITIVE:
+    if node.primitive not in PRODUCTS:
         return None
     (result,) = node.results
     source, target = op_ends(
@@ -90,7 +93,7 @@ def scatter_form(
             scattered.append((taking, dim))
         elif hop.kind == "all_reduce":
             whole = taking
-    if not scattered:
+    if not scattered and not (whole and node.primitive == CONVOLUTION):
         return None
     return ScatterForm(
         operands=tuple(

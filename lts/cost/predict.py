@@ -16,9 +16,9 @@ from lts.cost.tables import edge_states
 from lts.graph import EXPERTS, Node, OpGraph
 from lts.hops import hops
 from lts.mesh import MeshAxis
-from lts.scattered import PRIMITIVE, WHOLE
+from lts.scattered import PRODUCTS, WHOLE
 
-SCATTERING = frozenset({EXPERTS, PRIMITIVE})
+SCATTERING = frozenset({EXPERTS, *PRODUCTS})
 """Ops whose applied form scatters its sums, on every target."""
 
 
