@@ -25,6 +25,7 @@ from lts.tracing.labels import link_phases
 from lts.tracing.regions import price_branches
 from lts.tracing.repeats import fold_repeats
 from lts.tracing.trips import Trips, refuse_unused
+from lts.tracing.unused import without_unused
 
 __all__ = [
     "CALLS",
@@ -128,6 +129,7 @@ def trace_program(
     out_paths = [path.rstrip("/") for path in out_paths]
     program = flatten(closed, CALLS, trips)
     price_branches(program, flops_of)
+    program = without_unused(program)
     program = fold_repeats(program, lambda eq: decision_rule(eq) is not None)
     closed_over = {f"{CLOSED}/{i}": x for i, x in enumerate(program.closed_over)}
     arguments = [

@@ -201,6 +201,8 @@ class _Flattener:
         if name == "convert_element_type":
             outs[0].value = ins[0].value
         params = equation.params
+        if equation.effects:
+            self.program.effects += outs
         self.emit(outs, primitive=name, params=params, ins=ins, **base)
         return outs
 

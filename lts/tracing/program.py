@@ -69,7 +69,9 @@ class FlatProgram:
       constants: closed-over arrays that stay on every device.
       scopes: inputs of every inner jaxpr, by its path.
       notes: what the user should know.
-      branches: per cond, its source and where its branches stand (start, stop).
+      branches: per cond, its source and where its branches stand (start, stop), until
+        one of them is priced.
+      effects: arrays that are needed though no result depends on them.
       loops: source and scope of every loop of unknown length.
       slices: arrays that scans cut out of stacked ones, once per trip.
       twins: equations that are folded into another (`lts.tracing.repeats`), by path.
@@ -84,6 +86,7 @@ class FlatProgram:
     scopes: dict[Path, list[Tensor]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     branches: list[Branches] = field(default_factory=list)
+    effects: list[Tensor] = field(default_factory=list)
     loops: list[tuple[str, str]] = field(default_factory=list)
     slices: list[tuple[Tensor, int]] = field(default_factory=list)  # with trips
     twins: dict[Path, Path] = field(default_factory=dict)

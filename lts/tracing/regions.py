@@ -115,7 +115,9 @@ def loop(
         )
     trips, path = base["trips"] * (times or 1), base["path"]
     where_cond = (*path, "cond_jaxpr")
-    walker.walk(pieces["cond_jaxpr"], [*consts, *carry], trips, where_cond, where)
+    walker.program.effects += walker.walk(
+        pieces["cond_jaxpr"], [*consts, *carry], trips, where_cond, where
+    )
     operands = [*ins[num_cond : num_cond + num_body], *carry]
     results = walker.walk(
         pieces["body_jaxpr"], operands, trips, (*path, "body_jaxpr"), where

@@ -40,3 +40,4 @@ def test_gradients_of_a_split_batch_are_those_of_the_whole(name):
         specs={"1": PartitionSpec("data")},
     )
     assert_same_outputs(plan, program, 1e-5)
+    assert plan.verify(program.function, program.args).ok
