@@ -13,9 +13,7 @@ is named after the version of jax. Half a minute with --quick, one or two withou
 
 Found: two of three cases are the same, all contractions, look-ups and reductions among
 them. Most others keep a dim whole along which shards would exchange elements, or are
-scatters. XLA keeps 98% of nearly 500 claims. Of the others, an update of several
-positions of a sharded dim gathers the operand, which ours has for free; argmax gathers
-a few numbers that ours prices as an all-reduce; mulhi does not compile.
+scatters. XLA keeps 99% of nearly 500 claims.
 """
 
 import argparse

@@ -21,10 +21,10 @@ from lts.layout import (
 from lts.local_ops import Form, local_form
 from lts.local_updates import update_form
 from lts.mesh import MeshAxis
-from lts.scattered import WHOLE, scatter_form
+from lts.scattered import scatter_form, scatters
 from lts.tracing import Traced
 from lts.tracing.build import Crossing
-from lts.tracing.flatten import Equation, Path, Tensor
+from lts.tracing.flatten import RESULTS, Equation, Path, Tensor
 from lts.tracing.repeats import extended
 
 
@@ -150,14 +150,14 @@ def phase_specs(
             found = _met_spec(met, places, states, axes)
             if found is not None:
                 before.setdefault(met.broadcast, {})[0] = found
-    entries = {
-        path: {
-            i: spec
-            for i, tensor in enumerate(tensors)
-            if (spec := value_spec(tensor)) is not None
-        }
-        for path, tensors in traced.scopes.items()
-    }
+    entries: dict[Path, dict[int, PartitionSpec]] = {}
+    for path, tensors in traced.scopes.items():
+        specs = enumerate(map(value_spec, tensors))
+        found = {i: spec for i, spec in specs if spec is not None}
+        if path[-1:] == (RESULTS,):
+            after[path[:-1]] = {i: (spec,) for i, spec in found.items()}
+        else:
+            entries[path] = found
     program, count = places.draft.program, len(traced.in_paths)
     arguments = tuple(value_spec(t) or PartitionSpec() for t in program.arguments)
     return PhaseSpecs(
@@ -203,8 +203,8 @@ def _op_specs(
             continue
         there, factors = states[result.value], places.factors_of(tensor)
         ends = op_ends(result.factors, node, own, factors, there)
-        scatters = node.primitive not in WHOLE
-        results[i] = waypoints(*ends, len(factors), axes, scatters=scatters)
+        even = scatters(node.primitive, result.array.shape, *ends, axes)
+        results[i] = waypoints(*ends, len(factors), axes, scatters=even)
         if node.primitive == EXPERTS:  # which sums itself
             results[i] = results[i][-1:]
     return operands, results

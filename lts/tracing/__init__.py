@@ -62,7 +62,7 @@ class Traced:
       places: where arrays and ops of the flat program stand in the graph.
       equations: flat equations by path; pseudo-equations and folded copies left out.
       twins: per folded copy, the equation that stands for it.
-      scopes: inputs of every inner jaxpr, by its path.
+      scopes: inputs and results of regions and calls, as `FlatProgram` has them.
       in_paths, out_paths: path of every flat argument and result.
       closed_over: arrays that are further arguments, by path.
       loops: source and scope of every loop of unknown length.

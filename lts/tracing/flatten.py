@@ -21,6 +21,7 @@ import numpy as np
 from lts.tracing import regions
 from lts.tracing.program import (
     OPAQUE,
+    RESULTS,
     Equation,
     FlatProgram,
     Path,
@@ -34,6 +35,7 @@ from lts.tracing.trips import GivenTrips, Trips
 
 __all__ = [
     "OPAQUE",
+    "RESULTS",
     "Equation",
     "FlatProgram",
     "Path",
@@ -190,12 +192,15 @@ class _Flattener:
             self.open_regions += 1
             outs = REGIONS[name](self, equation, ins, base, where)
             self.open_regions -= 1
+            self.program.scopes[*base["path"], RESULTS] = list(outs)
             return outs
         body = called_body(equation, self.calls)
         if body is not None:
             piece, jaxpr = body
             path = (*base["path"], *piece)
-            return self.walk(jaxpr, ins, base["trips"], path, where)
+            outs = self.walk(jaxpr, ins, base["trips"], path, where)
+            self.program.scopes[*base["path"], RESULTS] = outs
+            return outs
         local = all(tensor.is_local for tensor in ins)
         outs = tuple(self.tensor(var.aval, local) for var in equation.outvars)
         if name == "convert_element_type":

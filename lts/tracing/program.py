@@ -14,6 +14,9 @@ Path = tuple[int | str, ...]
 
 Branches = tuple[str, tuple[tuple[int, int], ...]]
 
+RESULTS = "results"
+"""Ends the path of what a call or a region returns, among the scopes of a program."""
+
 OPAQUE = frozenset({"custom_partitioning", "pallas_call", "shard_map"})
 """Their bodies see local arrays: never entered, never rewritten."""
 
@@ -67,7 +70,8 @@ class FlatProgram:
       arguments, results: of the program; arguments end with the closed-over arrays.
       closed_over: arrays that became arguments.
       constants: closed-over arrays that stay on every device.
-      scopes: inputs of every inner jaxpr, by its path.
+      scopes: inputs of every inner jaxpr, by its path; results of the equation that
+        holds it, by the equation's path and `RESULTS`.
       notes: what the user should know.
       branches: per cond, its source and where its branches stand (start, stop), until
         one of them is priced.

@@ -1,7 +1,7 @@
 """Is our rule Shardy's, and if not, why?
 
 `judge` gives every case one of three outcomes: `same`, `different` with reasons of the
-list `REASONS`, or `fault`: ours allows what Shardy does not, and XLA moves data for it.
+list `REASONS`.
 A difference that no reason covers is `unexplained`, which the tests refuse.
 """
 
@@ -32,7 +32,6 @@ class Reason:
     name: str
     text: str
     applies: Applies
-    is_fault: bool = False
 
 
 def _is_minor(traced: TracedCase, found: Difference, theirs: Form) -> bool:
@@ -89,16 +88,8 @@ def _has_own_form(traced: TracedCase, found: Difference, theirs: Form) -> bool:
     return found.looser and solved and set(dims) == {free}
 
 
-def _updates(*, one: bool) -> Applies:
-    """Whether a cache update writes `one` position of the dim, or several."""
-
-    def applies(traced: TracedCase, found: Difference, theirs: Form) -> bool:
-        if traced.case.primitive != "dynamic_update_slice" or not found.looser:
-            return False
-        written = traced.equation.ins[1].shape
-        return all((written[dim] == 1) == one for _, dim in found.places)
-
-    return applies
+def _is_update(traced: TracedCase, found: Difference, theirs: Form) -> bool:
+    return traced.case.primitive == "dynamic_update_slice" and found.looser
 
 
 REASONS = (
@@ -165,23 +156,16 @@ REASONS = (
         applies=_is_still,
     ),
     Reason(
-        name="one position",
-        text="the position is written by the device that holds it: Shardy marks the "
-        "dim as exchanged, XLA exchanges nothing",
-        applies=_updates(one=True),
+        name="update",
+        text="positions are written by the devices that hold them, several under "
+        "shard_map: Shardy marks the dim as exchanged",
+        applies=_is_update,
     ),
     Reason(
         name="places of extremes",
         text="newer Shardy gathers the operand of argmax and argmin, XLA gathers one "
-        "extreme and one place per shard; ours prices an all-reduce of the result",
+        "extreme and one place per shard, and so ours is priced",
         applies=_is_gathered_extreme,
-    ),
-    Reason(
-        name="update window",
-        text="several positions written at a start that is not known: XLA gathers the "
-        "operand, ours moves nothing",
-        applies=_updates(one=False),
-        is_fault=True,
     ),
     Reason(
         name="own form",
@@ -198,7 +182,7 @@ class Verdict:
     """Outcome of one case.
 
     Attributes:
-      outcome: same, different, fault, unexplained; or "no rule of ours".
+      outcome: same, different, unexplained; or "no rule of ours".
       how: whether Shardy's rule was read, or its propagation watched.
       reasons: names of `REASONS`, without repetition.
       details: the differences, as text.
@@ -229,8 +213,6 @@ def judge(shardy: Shardy, traced: TracedCase) -> Verdict:
     reasons = [_reason(traced, difference, theirs) for difference in found]
     if None in reasons:
         outcome = "unexplained"
-    elif any(reason.is_fault for reason in reasons if reason is not None):
-        outcome = "fault"
     else:
         outcome = "different" if found else "same"
     return Verdict(

@@ -15,6 +15,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from lts.hlo import list_collectives
 from lts.local_ops import ROWS, GroupsForm, RowsForm
+from lts.local_updates import update_form
 from lts.tracing.rules import CONVOLUTIONS
 from tests.after_spmd import compiled_with_dump
 from tests.tracing.primitive_cases import TracedCase
@@ -22,14 +23,17 @@ from tests.tracing.rule_forms import Place, extents_of, our_form, prime_factor
 from tests.tracing.rule_verdicts import SCALAR_BYTES
 
 BROKEN_CLAIMS = {
-    "argmax": "one extreme and one place per shard are gathered, not reduced",
-    "argmin": "one extreme and one place per shard are gathered, not reduced",
-    "dynamic_update_slice": "XLA gathers the operand if several positions of a sharded "
-    "dim are written",
     "mulhi": "XLA compiles it on one device only, split or whole",
     "reduce_xor": "XLA has no all-reduce for it: an error on CPU, a crash for H100s",
 }
 """Why XLA does not keep what our rule claims, by primitive."""
+
+SUMS = {
+    "": ("all_reduce", "reduce_scatter"),
+    "argmax": ("all_gather",),
+    "argmin": ("all_gather",),
+}
+"""What a reduction may move, by primitive: extremes are gathered with their places."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +44,7 @@ class XlaFinding:
       places: the dims that are sharded, as text.
       claim: `pass` or `reduction`, in our rule.
       collectives: kinds and bytes, as text.
-      holds: whether nothing moves for `pass`, and nothing but sums for `reduction`.
+      holds: whether nothing moves for `pass`, and nothing but `SUMS` for `reduction`.
       why: what is known of a claim that does not hold.
     """
 
@@ -74,7 +78,7 @@ def xla_findings(traced: TracedCase) -> Iterator[XlaFinding]:
             collectives = _compiled(traced, same, prime_factor(ways))
         except jax.errors.JaxRuntimeError as error:
             collectives = [(f"not compiled: {str(error).splitlines()[0]}", math.inf)]
-        sums = {"all_reduce", "reduce_scatter"} if claim == "reduction" else set()
+        sums = SUMS.get(traced.case.primitive, SUMS[""]) if claim == "reduction" else ()
         holds = all(
             kind in sums or nbytes <= SCALAR_BYTES for kind, nbytes in collectives
         )
@@ -142,11 +146,15 @@ def _as_applied(
         results=tuple(specs[count:]),
         axes=frozenset({"x"}),
     )
-    if traced.case.primitive in ROWS:
+    form = None
+    if traced.case.primitive == "dynamic_update_slice":
+        array, new = (arg.shape for arg in traced.args[:2])
+        form = update_form(array, new, *specs[:2])
+    elif traced.case.primitive in ROWS:
         form = rows
     elif traced.case.primitive in CONVOLUTIONS:
         form = GroupsForm(rows=rows)
-    else:
+    if form is None:
         return traced.function
     params = traced.bound.params
     return lambda *operands: form(mesh, traced.bound, operands, params)
