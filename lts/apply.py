@@ -83,7 +83,8 @@ class _Rewriter:
             new, name = self.rewritten(inner, (*path, *piece)), piece[0]
             if len(piece) == 2:  # one of a tuple of jaxprs: the branches of cond
                 items = enumerate(params[name])
-                new = tuple(new if i == piece[1] else item for i, item in items)
+                items = [new if i == piece[1] else item for i, item in items]
+                new = _alike(params[name], items)
             params[name] = new
         return equation.primitive.get_bind_params(params)
 
@@ -155,6 +156,11 @@ class _Rewriter:
             return self.evaluate(jaxpr, consts, operands, (*path, *piece))
         outs = equation.primitive.bind(*operands, **self.params(equation, path))
         return outs if equation.primitive.multiple_results else [outs]
+
+
+def _alike(found: Sequence[Any], items: Sequence[Any]) -> Any:
+    """Items as a tuple of the type of another one, be it a named one."""
+    return type(found)(*items) if hasattr(found, "_fields") else tuple(items)
 
 
 def _without_units(

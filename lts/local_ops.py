@@ -12,15 +12,24 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from lts.graph import EXPERTS, Node, coverage
 from lts.layout import spec_of
+from lts.local_scatters import IndexedForm
 from lts.mesh import MeshAxis
 from lts.models.dispatch import ExpertLayout, sharded_expert_ffn
 from lts.models.experts import arguments
 from lts.tracing.decide import LOCAL, keys_of
-from lts.tracing.rules import CONVOLUTIONS, LINEAR_ALGEBRA, SORTS, TRANSFORMS
+from lts.tracing.rules import (
+    CONVOLUTIONS,
+    FOLDS,
+    LINEAR_ALGEBRA,
+    SCATTERS,
+    SORTS,
+    TRANSFORMS,
+)
 
 AnyMesh = Mesh | AbstractMesh
 Form = Callable[[AnyMesh, Any, Sequence[Any], Mapping[str, Any]], Any]
@@ -63,7 +72,10 @@ class RowsForm:
         several = equation.primitive.multiple_results
 
         def run(*local: jax.Array) -> Any:
-            return equation.primitive.bind(*local, **params)
+            if equation.primitive.name not in TRANSFORMS:
+                return equation.primitive.bind(*local, **params)
+            # XLA's transform for CPUs takes rows alone, and others may reach it.
+            return _in_rows(equation.primitive.bind(*map(_in_rows, local), **params))
 
         return jax.shard_map(
             run,
@@ -73,6 +85,11 @@ class RowsForm:
             axis_names=set(self.axes),
             check_vma=False,
         )(*operands)
+
+
+def _in_rows(array: jax.Array) -> jax.Array:
+    """An array with its last dim innermost in memory."""
+    return with_layout_constraint(array, Layout(tuple(range(array.ndim))))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,7 +202,7 @@ def local_form(
       value_numbers: states of that value.
     """
     used = [a.name for a, n in zip(axes, numbers, strict=True) if n and a.size > 1]
-    if not used and node.primitive not in KERNELS:
+    if not used and node.primitive not in {*KERNELS, *TRANSFORMS}:
         return None
     if node.primitive == EXPERTS:
         scatter = scattered(node, numbers, value_factors, value_numbers, axes)
@@ -195,17 +212,38 @@ def local_form(
         )
     operands = tuple(spec_of(o.factors, numbers, axes) for o in node.operands)
     results = tuple(spec_of(r.factors, numbers, axes) for r in node.results)
+    summed = {i + 1 for i, factor in enumerate(node.factors) if factor.reduction}
+    summing = [a.name for a, n in zip(axes, numbers, strict=True) if n in summed]
+    sums = tuple(name for name in summing if name in used)
     if _has_own_form(node.primitive):
-        summed = {i + 1 for i, factor in enumerate(node.factors) if factor.reduction}
-        sums = [a.name for a, n in zip(axes, numbers, strict=True) if n in summed]
-        sums = tuple(name for name in sums if name in used)
         return KernelForm(operands=operands, results=results, sums=sums)
-    rows = RowsForm(operands=operands, results=results, axes=frozenset(used))
+    if node.primitive in SCATTERS:
+        return IndexedForm(operands=operands, sums=sums)
+    manual = used or [axis.name for axis in axes]
+    rows = RowsForm(operands=operands, results=results, axes=frozenset(manual))
     if node.primitive in ROWS:
         return rows
     if node.primitive in CONVOLUTIONS:
         return GroupsForm(rows=rows)
     return None
+
+
+def whole_form(
+    primitive: str, operands: int, results: int, axes: Sequence[MeshAxis]
+) -> Form | None:
+    """The form of an op that no mesh axis may split, None if XLA may try.
+
+    Its operands are made inside the program, so it is no node and has no states; what
+    they meet may be sharded. XLA then splits the op too, fails at transforms and at
+    sums by a function of the program's own, and sums groups of the batch wrongly.
+    """
+    if primitive not in {*TRANSFORMS, *CONVOLUTIONS, *FOLDS}:
+        return None
+    return RowsForm(
+        operands=(PartitionSpec(),) * operands,
+        results=(PartitionSpec(),) * results,
+        axes=frozenset(axis.name for axis in axes),
+    )
 
 
 def expert_layout(

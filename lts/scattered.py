@@ -22,9 +22,10 @@ from lts.mesh import MeshAxis
 CONVOLUTION = "conv_general_dilated"
 PRODUCTS = frozenset({"dot_general", CONVOLUTION})
 
-WHOLE = frozenset({"gather"})
+WHOLE = frozenset({"gather", "scatter-add", "scatter-sub"})
 """Ops whose sums are reduced whole, and sliced: XLA cannot partition a gather whose
-partial sums scatter onto a dim that is sharded already (it fails after SPMD)."""
+partial sums scatter onto a dim that is sharded already (it fails after SPMD); updates
+at indices sum in a form of their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +67,33 @@ class ScatterForm:
         )(*operands)
 
 
+def scatters(
+    primitive: str,
+    shape: Sequence[int],
+    source: np.ndarray,
+    target: np.ndarray,
+    axes: Sequence[MeshAxis],
+) -> bool:
+    """Whether partial sums of an op's result end scattered, not reduced whole.
+
+    They do not where a part would be uneven: of 6 elements over two axes of 2, one of
+    which leaves the dim afterwards.
+
+    Args:
+      shape: of the result.
+      source, target: as `lts.layout.op_ends` gives them.
+    """
+    if primitive in WHOLE:
+        return False
+    sizes = np.array([axis.size for axis in axes])
+    return all(
+        shape[dim] % sizes[hop.states == dim + 1].prod() == 0
+        for hop in hops(source, target, len(shape), sizes > 1)
+        if hop.kind == "reduce_scatter"
+        for dim in set((hop.states[hop.axes] - 1).tolist())
+    )
+
+
 def scatter_form(
     node: Node,
     numbers: np.ndarray,
@@ -86,7 +114,8 @@ def scatter_form(
     rank, present = len(result.factors), np.array([axis.size > 1 for axis in axes])
     names = np.array([axis.name for axis in axes])
     scattered, whole = [], ()
-    for hop in hops(source, target, rank, present):
+    even = scatters(node.primitive, result.array.shape, source, target, axes)
+    for hop in hops(source, target, rank, present, scatters=even):
         taking = tuple(names[hop.axes].tolist())
         if hop.kind == "reduce_scatter":
             dim = int(hop.states[hop.axes][0]) - 1
@@ -100,7 +129,7 @@ def scatter_form(
             spec_of(o.factors, resolved(numbers, node, o.factors), axes)
             for o in node.operands
         ),
-        result=waypoints(source, target, rank, axes)[0],
+        result=waypoints(source, target, rank, axes, scatters=even)[0],
         scattered=tuple(scattered),
         whole=whole,
     )

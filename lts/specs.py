@@ -18,7 +18,7 @@ from lts.layout import (
     state_numbers,
     waypoints,
 )
-from lts.local_ops import Form, local_form
+from lts.local_ops import Form, local_form, whole_form
 from lts.local_updates import update_form
 from lts.mesh import MeshAxis
 from lts.scattered import scatter_form, scatters
@@ -130,6 +130,9 @@ def phase_specs(
             continue
         outs = {i: value_spec(out) for i, out in enumerate(eq.outs)}
         after[path] = {i: (spec,) for i, spec in outs.items() if spec is not None}
+        form = whole_form(eq.primitive, len(eq.ins), len(eq.outs), axes)
+        if form is not None:
+            local[path] = form
         for i, operand in enumerate(eq.ins):
             met = crossing.get((operand.index, eq.outs[0].index)) if eq.outs else None
             if met is not None and len(operand.shape) == len(eq.outs[0].shape):

@@ -1,7 +1,15 @@
-"""Random legal plans of a random program, applied on 8 CPU devices and compared."""
+"""Random legal plans of a random program, applied on 8 CPU devices and compared.
+
+`judged` does it all and says how it went; the rest are its parts.
+"""
 
 import math
-from collections.abc import Sequence
+import re
+import traceback
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,6 +25,7 @@ from lts.prepare import Prepared, prepare_function
 from lts.problem import STEP
 from lts.space import Space
 from lts.specs import without_unit_axes
+from lts.tracing.flatten import inner_jaxprs, open_jaxpr
 from lts.tracing.labels import dim_names
 from tests.random_programs import Program
 
@@ -27,6 +36,81 @@ TOLERANCE = 1e-3
 
 class Mismatch(AssertionError):
     """A plan of a program breaks a property; the message says which."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """How a program went.
+
+    Attributes:
+      outcome: "right", "nothing" (no array to shard), "named" (lts refused to trace it
+        by an error of its own), "wrong" (a `Mismatch`) or "crash" (any other error).
+      message: type and head of the error.
+      plans: how many were applied and right.
+    """
+
+    outcome: str
+    message: str = ""
+    plans: int = 0
+
+    @property
+    def head(self) -> str:
+        """The message without the numbers and names of one program."""
+        return re.sub(r"%\S+|\d[\d.e+-]*", "", self.message)[:60]
+
+
+def judged(program: Program, seed: int, plans: int = 2) -> Verdict:
+    """Trace a program, draw plans, apply and compare them.
+
+    Args:
+      seed: of its inputs and plans.
+
+    Raises:
+      Exception: whatever the program itself raises on one device.
+    """
+    expected = expected_results(program, seed)
+    number = 0
+    try:
+        prepared = prepared_program(program)
+    except Exception as error:
+        outcome = "named" if _is_named(error) else "crash"
+        return Verdict(outcome=outcome, message=_message(error))
+    if prepared is None:
+        return Verdict(outcome="nothing")
+    try:
+        for graph in prepared.graphs.values():
+            check_graph(graph)
+        for number in range(plans):
+            picks = random_picks(prepared.space, np.random.default_rng((seed, number)))
+            check_plan(program, prepared, picks, expected, seed)
+    except Exception as error:
+        outcome = "wrong" if isinstance(error, Mismatch) else "crash"
+        return Verdict(outcome=outcome, message=_message(error), plans=number)
+    return Verdict(outcome="right", plans=plans)
+
+
+def _is_named(error: Exception) -> bool:
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    is_own = Path(lts.__file__).parent in Path(frame.filename).parents
+    return is_own and isinstance(error, (ValueError, lts.UnsupportedOpError))
+
+
+def _message(error: Exception) -> str:
+    lines = str(error).splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0][:200]}"
+
+
+def primitives(program: Program) -> Counter[str]:
+    """How often every primitive stands in a program, inner jaxprs included."""
+    closed = jax.make_jaxpr(program.function)(*program.abstract)
+    return Counter(_primitives(closed))
+
+
+def _primitives(jaxpr: Any) -> Iterator[str]:
+    for equation in open_jaxpr(jaxpr).eqns:
+        yield equation.primitive.name
+        for _, inner in inner_jaxprs(equation):
+            yield from _primitives(inner)
 
 
 def random_picks(space: Space, rng: np.random.Generator) -> np.ndarray:

@@ -1,7 +1,8 @@
 """Regions of random programs: loops, branches, calls, repeated blocks."""
 
-from tests.random_ops import BODY, PLAIN, SMOOTH, OpMaker, nonlocal_int
-from tests.random_programs import Array, Block, Maker, Rejected
+from tests.random_maker import Maker, Rejected, nonlocal_int
+from tests.random_ops import BODY, PLAIN, SMOOTH, OpMaker
+from tests.random_programs import Array, Block
 
 DEPTH = 2
 """Regions inside regions, at most."""

@@ -19,6 +19,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("assignment", "problem", "variables"),
     ("given",),
     ("space", "layout", "plain", "shapes", "rescale", "hlo_groups", "hlo_text"),
+    ("local_scatters",),
     ("pins", "expert_roles", "local_ops", "local_updates", "scattered"),
     ("specs",),
     ("cost", "apply", "hlo", "degrees"),

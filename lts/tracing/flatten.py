@@ -145,11 +145,12 @@ class _Flattener:
 
     def link(self, source: Tensor, target: Tensor, shift: int, base: dict) -> None:
         """Tie `source` to `target`; dim i of the one is dim i + shift of the other."""
+        if source.is_local and target.is_local:
+            self.program.passed.append((source, target))
+            return
         rank = min(len(source.shape), len(target.shape))
         first = (max(0, -shift), max(0, shift))
         links = tuple((first[0] + i, first[1] + i) for i in range(rank))
-        if source.is_local and target.is_local:
-            return
         fields = {**base, "primitive": "link", "params": {}, "ins": (source,)}
         self.emit([target], links=links, **fields)
 

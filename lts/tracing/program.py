@@ -76,6 +76,7 @@ class FlatProgram:
       branches: per cond, its source and where its branches stand (start, stop), until
         one of them is priced.
       effects: arrays that are needed though no result depends on them.
+      passed: local arrays that a region hands on, and what they are there: no links.
       loops: source and scope of every loop of unknown length.
       slices: arrays that scans cut out of stacked ones, once per trip.
       twins: equations that are folded into another (`lts.tracing.repeats`), by path.
@@ -91,6 +92,7 @@ class FlatProgram:
     notes: list[str] = field(default_factory=list)
     branches: list[Branches] = field(default_factory=list)
     effects: list[Tensor] = field(default_factory=list)
+    passed: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     loops: list[tuple[str, str]] = field(default_factory=list)
     slices: list[tuple[Tensor, int]] = field(default_factory=list)  # with trips
     twins: dict[Path, Path] = field(default_factory=dict)

@@ -15,18 +15,22 @@ def without_unused(program: FlatProgram) -> FlatProgram:
     for eq in program.equations:
         for out in eq.outs:
             makers[out.index].append(eq)
-    kept = {id(eq) for eq in program.equations if not eq.outs}
-    waiting = [eq for eq in program.equations if not eq.outs]
-    needed = {tensor.index for tensor in (*program.results, *program.effects)}
-    for index in needed:
-        waiting += makers[index]
+    passed: dict[int, list[Tensor]] = defaultdict(list)
+    for source, target in program.passed:
+        passed[target.index].append(source)
+    effects = [eq for eq in program.equations if not eq.outs]
+    kept, needed = set(map(id, effects)), set[int]()
+    waiting = [*program.results, *program.effects]
+    waiting += [tensor for eq in effects for tensor in eq.ins]
     while waiting:  # a loop's carry is needed by what makes it, too
-        eq = waiting.pop()
-        kept.add(id(eq))
-        for tensor in eq.ins:
-            if tensor.index not in needed:
-                needed.add(tensor.index)
-                waiting += makers[tensor.index]
+        tensor = waiting.pop()
+        if tensor.index in needed:
+            continue
+        needed.add(tensor.index)
+        waiting += passed[tensor.index]
+        for eq in makers[tensor.index]:
+            kept.add(id(eq))
+            waiting += eq.ins
     needed |= {tensor.index for tensor in program.arguments}
 
     def seen(tensor: Tensor) -> Tensor:

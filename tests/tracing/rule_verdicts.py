@@ -75,6 +75,14 @@ def _is_gathered_extreme(traced: TracedCase, found: Difference, theirs: Form) ->
     return extreme and (found.ours, found.theirs) == ("reduction", "whole")
 
 
+def _is_other_scatter(traced: TracedCase, found: Difference, theirs: Form) -> bool:
+    kinds = found.ours, found.theirs
+    if traced.case.primitive == "scatter-sub":
+        return kinds == ("reduction", "whole")
+    compares = {"scatter-mul", "scatter-min", "scatter-max"}
+    return traced.case.primitive in compares and kinds == ("whole", "reduction")
+
+
 def _has_own_form(traced: TracedCase, found: Difference, theirs: Form) -> bool:
     """Batch dims of `lu`, right-hand sides of `triangular_solve`."""
     rank = len(traced.equation.ins[0].shape)
@@ -107,12 +115,9 @@ REASONS = (
     ),
     Reason(
         name="scatter",
-        text="Shardy splits indexed dims and batching dims of the operand (a device "
-        "applies what falls on it), and the updates of sums; ours keeps both whole",
-        applies=_whole_in(
-            *"scatter scatter-add scatter-sub scatter-mul scatter-min".split(),
-            "scatter-max",
-        ),
+        text="updates that multiply or compare stay whole in ours, those that subtract "
+        "are added up as those that add; in Shardy it is the other way round",
+        applies=_is_other_scatter,
     ),
     Reason(
         name="groups",

@@ -99,14 +99,29 @@ def test_top_k_blocks_what_it_searches_and_what_it_returns() -> None:
 
 
 @pytest.mark.parametrize("method", ["set", "add", "multiply", "min", "max", "subtract"])
-def test_scatter_shards_only_dims_that_updates_cover_whole(method: str) -> None:
+def test_scatter_shards_all_of_an_array_and_updates_that_are_added(
+    method: str,
+) -> None:
     def update(x: jax.Array, ids: jax.Array, new: jax.Array) -> jax.Array:
         return getattr(x.at[ids], method)(new)
 
     op = only_op(update, spec(128, 16), spec(8, dtype="int32"), spec(8, 16))
     assert op.primitive.startswith("scatter")
-    assert factors(op) == {16: False}
-    assert op.operands[0].factors == op.results[0].factors == (None, 0)
+    sums = {8: True} if method in ("add", "subtract") else {}
+    assert factors(op) == {128: False, 16: False} | sums
+    assert op.operands[0].factors == op.results[0].factors == (0, 1)
+    assert op.operands[2].factors == ((2 if sums else None), 1)
+
+
+def test_scatter_keeps_a_dim_whole_along_which_windows_may_straddle() -> None:
+    def update(x: jax.Array, at: jax.Array, new: jax.Array) -> jax.Array:
+        write = jax.vmap(lambda c, i, n: lax.dynamic_update_slice(c, n, (i, 0)))
+        return write(x, at, new)
+
+    op = only_op(update, spec(8, 32, 6), spec(8, dtype="int32"), spec(8, 4, 6))
+    assert op.primitive == "scatter"
+    assert factors(op) == {8: False, 6: False}
+    assert [o.factors for o in op.operands] == [(0, None, 1), (0, None), (0, None, 1)]
 
 
 def test_a_blocked_dim_of_an_operand_blocks_the_factor_of_the_op() -> None:

@@ -15,8 +15,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from lts.hlo import list_collectives
 from lts.local_ops import ROWS, GroupsForm, RowsForm
+from lts.local_scatters import IndexedForm
 from lts.local_updates import update_form
-from lts.tracing.rules import CONVOLUTIONS
+from lts.tracing.rules import CONVOLUTIONS, SCATTERS
 from tests.after_spmd import compiled_with_dump
 from tests.tracing.primitive_cases import TracedCase
 from tests.tracing.rule_forms import Place, extents_of, our_form, prime_factor
@@ -150,6 +151,9 @@ def _as_applied(
     if traced.case.primitive == "dynamic_update_slice":
         array, new = (arg.shape for arg in traced.args[:2])
         form = update_form(array, new, *specs[:2])
+    elif traced.case.primitive in SCATTERS:
+        sums = () if any(specs[0]) else ("x",)
+        form = IndexedForm(operands=tuple(specs[:3]), sums=sums)
     elif traced.case.primitive in ROWS:
         form = rows
     elif traced.case.primitive in CONVOLUTIONS:

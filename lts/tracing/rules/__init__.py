@@ -8,12 +8,24 @@ from lts.graph import EXPERTS
 from lts.tracing.expert_rules import expert_ffn, ragged_dot
 from lts.tracing.op_rule import Rule
 from lts.tracing.rules.contraction import CONTRACTIONS
-from lts.tracing.rules.indexing import INDEXING
+from lts.tracing.rules.indexing import INDEXING, SCATTERS
 from lts.tracing.rules.linear_algebra import LINEAR_ALGEBRA
 from lts.tracing.rules.mixing import CUMULATIVE, FOLDS, SORTS, TRANSFORMS
 from lts.tracing.rules.opaque import OPAQUE_OPS, POINTWISE
 from lts.tracing.rules.randomness import RANDOMNESS
 from lts.tracing.rules.windows import CONVOLUTIONS, WINDOWS
+
+__all__ = [
+    "BUILT_IN",
+    "CALLS",
+    "CONVOLUTIONS",
+    "FOLDS",
+    "KINDS",
+    "LINEAR_ALGEBRA",
+    "SCATTERS",
+    "SORTS",
+    "TRANSFORMS",
+]
 
 CALLS: dict[str, Rule] = {EXPERTS: expert_ffn}
 """Rules of functions that are one op when called under `jax.jit`, by name."""

@@ -44,25 +44,46 @@ def gather(eq: Equation) -> OpRule:
 
 
 def scatter(eq: Equation) -> OpRule:
-    """An update at indices: only dims that every update covers whole may be sharded."""
+    """An update at indices.
+
+    Dims that every update covers whole pass through, batching dims likewise. A dim of
+    which an update writes one position may be sharded with indices and updates whole:
+    each device applies what falls on its part. Updates themselves may be split where
+    they are added, which leaves partial sums.
+    """
     numbers = eq.params["dimension_numbers"]
     operand, indices, updates = (tensor.shape for tensor in eq.ins[:3])
-    rule = OpRule()
-    absent = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
+    rule, absent = OpRule(), set(numbers.inserted_window_dims)
+    batching = dict(
+        zip(
+            numbers.operand_batching_dims,
+            numbers.scatter_indices_batching_dims,
+            strict=True,
+        )
+    )
     window = iter(sorted(numbers.update_window_dims))
     update_dims: list[int | None] = [None] * len(updates)
+    index_dims: list[int | None] = [None] * (len(indices) - 1)
     dims: list[int | None] = []
     for dim, extent in enumerate(operand):
+        if dim in batching:
+            dims.append(rule.add(extent))
+            index_dims[batching[dim]] = dims[-1]
+            continue
         place = None if dim in absent else next(window)
-        whole = place is not None and updates[place] == extent
-        dims.append(rule.add(extent, blocked=not whole))
+        size = 1 if place is None else updates[place]
+        dims.append(rule.add(extent, blocked=size not in (1, extent)))
         if place is not None:
-            same = dims[-1] if whole else rule.add(updates[place], blocked=True)
-            update_dims[place] = same
-    for place, factor in enumerate(update_dims):
-        if factor is None:
-            update_dims[place] = rule.add(updates[place], blocked=True)
-    rule.operands = [dims, rule.whole(indices), update_dims]
+            whole = size == extent
+            update_dims[place] = dims[-1] if whole else rule.add(size, blocked=True)
+    summed = eq.primitive in ("scatter-add", "scatter-sub")
+    places = [p for p in range(len(updates)) if p not in numbers.update_window_dims]
+    for number, place in enumerate(places):
+        if index_dims[number] is None:
+            index_dims[number] = rule.add(indices[number], blocked=not summed)
+        update_dims[place] = index_dims[number]
+    last = rule.add(indices[-1], blocked=True)
+    rule.operands = [dims, [*index_dims, last], update_dims]
     rule.results = [dims]
     return rule
 
@@ -79,11 +100,12 @@ def search_sorted(eq: Equation) -> OpRule:
     return rule
 
 
+SCATTERS: dict[str, Rule] = dict.fromkeys(
+    "scatter scatter-add scatter-sub scatter-mul scatter-min scatter-max".split(),
+    scatter,
+)
 INDEXING: dict[str, Rule] = {
     "gather": gather,
     "call_hi_primitive:SearchSorted": search_sorted,
-    **dict.fromkeys(
-        "scatter scatter-add scatter-sub scatter-mul scatter-min scatter-max".split(),
-        scatter,
-    ),
+    **SCATTERS,
 }
