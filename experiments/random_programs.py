@@ -62,10 +62,11 @@ def shrunk_text(program: Program, verdict: Verdict, seed: int) -> str:
 
 
 def run_chunk(seed: int, numbers: Sequence[int], plans: int) -> None:
-    """Judge programs; prints a line of JSON before and after each."""
+    """Judge programs; prints lines of JSON before and after each."""
     for number in numbers:
-        _say(number=number)
+        _say(number=number, text="")
         program = the_program(seed, number)
+        _say(number=number, text=program.text)
         verdict = judged(program, number, plans)
         text = ""
         if verdict.outcome in ("wrong", "crash"):
@@ -98,11 +99,13 @@ def judged_chunk(seed: int, start: int, stop: int, plans: int) -> Iterator[dict]
             timer = threading.Timer(SECONDS * (stop - start), process.kill)
             timer.start()
             assert process.stdout is not None
+            text = ""
             for line in process.stdout:
                 found = json.loads(line)
                 if "outcome" in found:
                     yield found
                 start = found["number"] + ("outcome" in found)
+                text = found["text"]
             timer.cancel()
         if start < stop:
             yield {
@@ -112,7 +115,7 @@ def judged_chunk(seed: int, start: int, stop: int, plans: int) -> Iterator[dict]
                 "plans": 0,
                 "ops": 0,
                 "primitives": {},
-                "text": the_program(seed, start).text,
+                "text": text,
             }
             start += 1
 

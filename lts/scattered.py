@@ -67,7 +67,7 @@ class ScatterForm:
         )(*operands)
 
 
-def scatters(
+def scatters_sums(
     primitive: str,
     shape: Sequence[int],
     source: np.ndarray,
@@ -114,7 +114,7 @@ def scatter_form(
     rank, present = len(result.factors), np.array([axis.size > 1 for axis in axes])
     names = np.array([axis.name for axis in axes])
     scattered, whole = [], ()
-    even = scatters(node.primitive, result.array.shape, source, target, axes)
+    even = scatters_sums(node.primitive, result.array.shape, source, target, axes)
     for hop in hops(source, target, rank, present, scatters=even):
         taking = tuple(names[hop.axes].tolist())
         if hop.kind == "reduce_scatter":

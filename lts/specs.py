@@ -21,7 +21,7 @@ from lts.layout import (
 from lts.local_ops import Form, local_form, whole_form
 from lts.local_updates import update_form
 from lts.mesh import MeshAxis
-from lts.scattered import scatter_form, scatters
+from lts.scattered import scatter_form, scatters_sums
 from lts.tracing import Traced
 from lts.tracing.build import Crossing
 from lts.tracing.flatten import RESULTS, Equation, Path, Tensor
@@ -206,7 +206,7 @@ def _op_specs(
             continue
         there, factors = states[result.value], places.factors_of(tensor)
         ends = op_ends(result.factors, node, own, factors, there)
-        even = scatters(node.primitive, result.array.shape, *ends, axes)
+        even = scatters_sums(node.primitive, result.array.shape, *ends, axes)
         results[i] = waypoints(*ends, len(factors), axes, scatters=even)
         if node.primitive == EXPERTS:  # which sums itself
             results[i] = results[i][-1:]

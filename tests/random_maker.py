@@ -214,9 +214,11 @@ class Maker:
         )
         found: dict[str, Any] = {}
         exec("\n".join([HEADER, *lines_of(probe)]), found)
-        return jax.tree.leaves(
-            jax.eval_shape(found["probe"], *(a.abstract for a in names.values()))
-        )
+        try:
+            made = jax.eval_shape(found["probe"], *(a.abstract for a in names.values()))
+        except NotImplementedError as error:  # of jax: a vmap of some ops, gradients
+            raise Rejected from error
+        return jax.tree.leaves(made)
 
     def block(
         self,

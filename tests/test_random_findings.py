@@ -7,7 +7,7 @@ import pytest
 
 import lts
 from lts.mesh import MeshAxis
-from lts.scattered import scatters
+from lts.scattered import scatters_sums
 from tests.random_plans import Verdict, judged
 from tests.random_programs import Array, Op, Program
 
@@ -87,10 +87,10 @@ def test_sums_scatter_into_even_parts_only() -> None:
     """x leaves the dim after y's sum has come to it: for a while both split it."""
     axes = [MeshAxis(name=name, size=2, inside=True) for name in ("x", "y")]
     leaves, arrives = np.array([1, 2]), np.array([0, 1])  # 2: a partial sum of rank 1
-    assert scatters("dot_general", (8,), leaves, arrives, axes)
-    assert not scatters("dot_general", (6,), leaves, arrives, axes)
-    assert scatters("dot_general", (6,), np.array([0, 2]), arrives, axes)
-    assert not scatters("gather", (8,), leaves, arrives, axes)
+    assert scatters_sums("dot_general", (8,), leaves, arrives, axes)
+    assert not scatters_sums("dot_general", (6,), leaves, arrives, axes)
+    assert scatters_sums("dot_general", (6,), np.array([0, 2]), arrives, axes)
+    assert not scatters_sums("gather", (8,), leaves, arrives, axes)
 
 
 def test_a_loop_that_returns_scalars_is_priced() -> None:

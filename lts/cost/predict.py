@@ -16,7 +16,7 @@ from lts.cost.tables import edge_states
 from lts.graph import EXPERTS, Node, OpGraph
 from lts.hops import hops
 from lts.mesh import MeshAxis
-from lts.scattered import PRODUCTS, WHOLE
+from lts.scattered import PRODUCTS, scatters_sums
 
 SCATTERING = frozenset({EXPERTS, *PRODUCTS})
 """Ops whose applied form scatters its sums, on every target."""
@@ -59,7 +59,10 @@ def predicted_collectives(
         seen.add(key)
         ends = [graph.nodes[i].name for i in (edge.source, edge.target)]
         primitive = graph.nodes[edge.source].primitive
-        own = primitive in SCATTERING or (scatters and primitive not in WHOLE)
+        shape = [edge.array.shape[dim] for dim in edge.dims]
+        own = (scatters or primitive in SCATTERING) and scatters_sums(
+            primitive, shape, source, target, axes
+        )
         for hop in hops(source, target, len(edge.dims), sizes > 1, scatters=own):
             names = tuple(a.name for a, on in zip(axes, hop.axes, strict=True) if on)
             if hop.kind == "slice" or not names:
