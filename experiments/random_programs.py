@@ -1,6 +1,6 @@
 """Do random plans of random programs compute what the programs compute?
 
-    python -m experiments.random_programs --programs 2000 --seed 0 --json FILE
+    python -m experiments.random_programs --programs 2000 --seed 0 --jobs 2 --json FILE
 
 Composes programs of 3 to 30 ops of jax's lax, numpy and nn (tests/random_maker.py),
 traces each, draws two candidates of its space of plans, and applies them on 8 host
@@ -28,6 +28,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,7 @@ def main() -> None:
     parser.add_argument("--programs", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--plans", type=int, default=2, help="of each program")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--json", type=Path, help="where the totals go")
     parser.add_argument("--chunk", type=int, nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -164,14 +166,20 @@ def main() -> None:
         run_chunk(args.seed, range(*args.chunk), args.plans)
         return
     began, found = time.time(), []
-    for start in range(0, args.programs, CHUNK):
+
+    def judged_from(start: int) -> list[dict]:
         stop = min(start + CHUNK, args.programs)
-        for one in judged_chunk(args.seed, start, stop, args.plans):
-            found.append(one)
-            if one["outcome"] in ("wrong", "crash"):
-                print(f"{one['number']}: {one['outcome']}: {one['message']}")
-                print(one["text"], flush=True)
-        print(f"{stop} programs, {time.time() - began:.0f} s", flush=True)
+        return list(judged_chunk(args.seed, start, stop, args.plans))
+
+    with ThreadPoolExecutor(args.jobs) as pool:
+        for chunk in pool.map(judged_from, range(0, args.programs, CHUNK)):
+            found += chunk
+            for one in chunk:
+                if one["outcome"] in ("wrong", "crash"):
+                    print(f"{one['number']}: {one['outcome']}: {one['message']}")
+                    print(one["text"])
+            seconds = time.time() - began
+            print(f"{len(found)} programs, {seconds:.0f} s", flush=True)
     totals = report(found, args.seed, time.time() - began)
     text = json.dumps(totals, indent=1)
     if args.json:

@@ -8,7 +8,7 @@ MEANING = {
     "reduction": "reduced dims may be split, at the price of an all-reduce",
     "contraction": "contracted dims may be split, at the price of an all-reduce",
     "convolution": "batch and features, not the dims that a window slides along",
-    "look-up or update": "rows of a table, and what updates cover whole",
+    "look-up or update": "rows of a table, dims of an updated array, updates that add",
     "sort": "all but the sorted dim",
     "cumulative": "all but the dim that is run along",
     "transform": "all but the transformed dims; runs on each device's part",

@@ -64,6 +64,9 @@ class IndexedForm:
             if self.sums:  # the array itself counts once
                 first = lax.axis_index(self.sums) == 0
                 array = jnp.where(first, array, jnp.zeros_like(array))
+            # XLA reads the wrong place for a single index that lies outside a slice of
+            # a whole array, if it sees that the part is one.
+            array = lax.optimization_barrier(array)
             out = equation.primitive.bind(array, at, new, **own)
             return lax.psum(out, self.sums) if self.sums else out
 

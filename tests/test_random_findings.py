@@ -15,14 +15,17 @@ PLANS = 6
 
 
 def program(*texts: str, **shapes: tuple[int, ...]) -> Program:
-    """Arguments by name and shape; the results `r0`, `r1` ... of expressions."""
+    """Arguments by name and shape; the results `r0`, `r1` ... of expressions.
+
+    Scalars are integers.
+    """
     ops = tuple(
         Op(kind="op", text=text, outs=(Array(name=f"r{i}", shape=(), dtype=""),))
         for i, text in enumerate(texts)
     )
     return Program(
         arguments=tuple(
-            Array(name=name, shape=shape, dtype="float32")
+            Array(name=name, shape=shape, dtype="float32" if shape else "int32")
             for name, shape in shapes.items()
         ),
         ops=ops,
@@ -61,6 +64,11 @@ REDUCER = "lambda a, b: a + b - 0.1 * a * b"
             1,
             program("jnp.fft.fft(x).real", "r0 @ y", x=(8, 4), y=(4, 8)),
             id="a transform takes rows alone",
+        ),
+        pytest.param(
+            6,
+            program("x.at[i].set(y)", x=(8, 7, 2), y=(7, 2), i=()),
+            id="an update of one index that lies on another device",
         ),
         pytest.param(
             0,
