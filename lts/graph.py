@@ -106,13 +106,16 @@ class Array:
 class Operand:
     """An operand or result of an op: its array and the factor behind every dim.
 
-    `factors[i]` is the index of the op's factor on dim `i`, or None.
+    `factors[i]` is the index of the op's factor on dim `i`, or None. `passes` is how
+    often its bytes travel between memory and the chip: 0 of a table of which rows are
+    read, and of an array that is updated in place; 2 of these rows and updates.
     """
 
     array: Array
     factors: tuple[int | None, ...]
     value: int
     streamed: bool = True  # False: stays in registers of a fused kernel
+    passes: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,7 +302,17 @@ class OpGraph:
             for array, _ in kernel.arrays[:1]
         )
         is_argument = any(not leaf.is_output for leaf in value.leaves)
-        return min(written, updates) if updates and is_argument else written
+        writers = [self.nodes[e.source] for e in self.edges if e.target == value.index]
+        in_place = [
+            operand.array.nbytes * node.trips
+            for node in writers
+            if node.results and not node.results[0].passes
+            for operand in node.operands
+            if operand.passes > 1
+        ]
+        if in_place or (updates and is_argument):
+            return min(written, updates + sum(in_place))
+        return written
 
     def node(self, name: str) -> Node:
         """The node called `name`.

@@ -20,7 +20,7 @@ from tests.random_programs import Array, Op, Program
 from tests.random_regions import OPS
 from tests.random_shrink import shrunk, tidied
 
-PROGRAMS = 28
+PROGRAMS = 24
 
 
 class HypothesisDraw:

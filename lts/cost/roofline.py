@@ -38,7 +38,8 @@ def _op_time_s(node: Node, sharding: Sharding, cluster: Cluster) -> np.ndarray:
     moved = np.zeros((*sharding.ways.shape[:2], sharding.batches.shape[1]))
     for operand in (*node.operands, *node.results):
         if operand.streamed:
-            moved = moved + sharding.local_bytes(operand.array, operand.factors)
+            local = sharding.local_bytes(operand.array, operand.factors)
+            moved = moved + operand.passes * local
     math_s = np.zeros(())
     if node.flops:
         arrays = [operand.array for operand in (*node.operands, *node.results)]

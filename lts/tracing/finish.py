@@ -221,13 +221,16 @@ class Finisher:
                     Factor(name="", size=size, units=size, label=label(key), both=both),
                 )
 
-        def operand(tensor: Tensor, dims) -> Operand:
+        def operand(number: int, tensor: Tensor, dims) -> Operand:
             node = self.node_of(tensor)
             return Operand(
                 array=self.read(tensor),
                 factors=placed(tensor, dims, place),
                 value=-1 if node is None else node,
+                passes=rule.passes.get(number, 1),
             )
+
+        arrays = [operand(i, *a) for i, a in enumerate(self._op_arrays(decision))]
 
         return Node(
             index=index,
@@ -238,8 +241,8 @@ class Finisher:
             primitive=eq.primitive,
             dtype=str(eq.ins[0].dtype),
             flops=rule.flops,
-            operands=tuple(map(operand, eq.ins, rule.operands)),
-            results=tuple(map(operand, eq.outs, rule.results)),
+            operands=tuple(arrays[: len(eq.ins)]),
+            results=tuple(arrays[len(eq.ins) :]),
             source=eq.source,
             fixed=tuple(
                 (axis, size, NONE if n not in place else place[n] + 1)

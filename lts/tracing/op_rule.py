@@ -20,6 +20,8 @@ class OpRule:
       fixed: mesh axes that the program itself has bound (`shard_map`), by name: size,
         and the factor that each shards, or None. Such an op sums nothing.
       exchanges: collectives that the op's body asks for.
+      passes: by number of an array (operands, then results), how often its bytes travel
+        between memory and the chip, where that is not once.
       flops: arithmetic of one execution.
       note: what the user should know of the operation, if anything.
     """
@@ -32,6 +34,7 @@ class OpRule:
     ties: list[tuple[int, int]] = field(default_factory=list)
     fixed: dict[str, tuple[int, int | None]] = field(default_factory=dict)
     exchanges: list[Exchange] = field(default_factory=list)
+    passes: dict[int, int] = field(default_factory=dict)
     flops: float = 0.0
     note: str = ""
 

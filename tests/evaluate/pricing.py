@@ -92,7 +92,7 @@ class Pricer:
         if node.is_op:
             arrays = [*node.operands, *node.results]
             moved = sum(
-                self.local(phase, node, o.array, o.factors, batch)
+                o.passes * self.local(phase, node, o.array, o.factors, batch)
                 for o in arrays
                 if o.streamed
             )

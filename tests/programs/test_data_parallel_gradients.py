@@ -6,16 +6,34 @@ batch. XLA's partitioner (jaxlib 0.10.2, 0.12.0) sums over too many devices ther
 
 import jax
 import pytest
+from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
 import lts
-from tests.programs import diffusion, state_space
+from tests.programs import state_space
 from tests.programs.judge import CLUSTER, assert_same_outputs
-from tests.programs.program import Program
+from tests.programs.program import Program, shape
+
+
+def down_and_up() -> Program:
+    """A strided convolution, one of groups and a transposed one, as in a U-Net."""
+
+    def run(params, x):
+        down, groups, up = params
+        layout = ("NHWC", "HWIO", "NHWC")
+        x = lax.conv_general_dilated(x, down, (2, 2), "SAME", dimension_numbers=layout)
+        x = lax.conv_general_dilated(
+            x, groups, (1, 1), "SAME", dimension_numbers=layout, feature_group_count=4
+        )
+        return lax.conv_transpose(x, up, (2, 2), "SAME", dimension_numbers=layout)
+
+    params = shape(3, 3, 4, 8), shape(3, 3, 2, 8), shape(3, 3, 8, 4)
+    return Program(function=run, args=(params, shape(8, 8, 8, 4)))
+
 
 PROGRAMS = {
     "depthwise, of Mamba": lambda: state_space.mamba("sequential", layers=1),
-    "strided and transposed, of a U-Net": lambda: diffusion.unet("transpose"),
+    "strided, grouped and transposed": down_and_up,
 }
 
 

@@ -60,9 +60,7 @@ TRAINING = {"make": training.step, "weighty": True, "carried": ((0, 0), (1, 1))}
 UNET = {"make": diffusion.unet, "wide": {"widths": (512, 1024)}}
 CASES = {
     "linen": Case(**LINEN, args=("loop",)),
-    "linen, scanned": Case(
-        **LINEN, args=("scan",), method="learn_to_shard", budget=500, compiled=True
-    ),
+    "linen, scanned": Case(**LINEN, args=("scan",), compiled=True),
     "linen, scanned, bfloat16": Case(
         **LINEN, args=("scan", "bfloat16"), dtype="bfloat16"
     ),
@@ -78,11 +76,9 @@ CASES = {
     "training": Case(**TRAINING, args=("loop", 1), compiled=True),
     "training, scanned": Case(**TRAINING, args=("scan", 2)),
     "training, rematerialised": Case(**TRAINING, args=("remat", 1)),
-    "U-Net, resizing": Case(**UNET, args=("resize",), compiled=True),
+    "U-Net, resizing": Case(**UNET, args=("resize",)),
     "U-Net, transposed": Case(**UNET, args=("transpose",)),
-    "Mamba, associative": Case(
-        make=state_space.mamba, args=("associative",), compiled=True
-    ),
+    "Mamba, associative": Case(make=state_space.mamba, args=("associative",)),
     "Mamba, sequential": Case(make=state_space.mamba, args=("sequential",)),
     "RG-LRU, associative": Case(make=state_space.rg_lru, args=("associative",)),
     "RG-LRU, sequential": Case(make=state_space.rg_lru, args=("sequential",)),
@@ -93,7 +89,7 @@ CASES = {
         compiled=True,
     ),
     "vision transformer": Case(make=by_hand.vision_transformer),
-    "sampling": Case(make=by_hand.sampling, compiled=True),
+    "sampling": Case(make=by_hand.sampling),
     "beam search": Case(make=by_hand.beam_search),
 }
 

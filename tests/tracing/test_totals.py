@@ -2,6 +2,8 @@
 
 import functools
 import math
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -67,6 +69,41 @@ def test_an_update_in_place_writes_what_it_updates() -> None:
 
     graph = lts.trace(write, jnp.zeros((8, 32)), jnp.zeros((8, 1)))
     assert graph.compulsory_bytes == 8 * 32 * 4 + 8 * 4 + 8 * 4
+
+
+def test_updates_at_indices_write_what_they_update() -> None:
+    def write(cache: jax.Array, at: jax.Array, new: jax.Array) -> jax.Array:
+        return cache.at[jnp.arange(8), at].set(new)
+
+    cache, at, new = jnp.zeros((8, 32, 4)), jnp.zeros(8, jnp.int32), jnp.zeros((8, 4))
+    graph = lts.trace(write, cache, at, new)
+    assert graph.compulsory_bytes == (8 * 32 + 8 + 8) * 16 + 8 * 4
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_look_ups_and_updates_take_the_time_of_their_rows(made: bool) -> None:
+    """Tables are not read, nor arrays updated in place; one made here is written."""
+    table, ids = jax.ShapeDtypeStruct((2**22, 64), "float32"), jnp.zeros(2**14, int)
+    rows = jax.ShapeDtypeStruct((2**14, 64), "float32")
+
+    def add(table: jax.Array, ids: jax.Array, rows: jax.Array) -> jax.Array:
+        start = jnp.zeros((2**20, 64)) if made else table
+        return start.at[ids].add(rows)
+
+    cluster = lts.Cluster.parse("h100:1x1")
+    bandwidth = cluster.chip.achieved_bytes_per_s
+    launch = cluster.chip.op_launch_s
+    index, row_bytes = 2**14 * 4, 2**14 * 256
+
+    def time_s(function: Callable[..., jax.Array], *args: Any) -> float:
+        plan = lts.price(function, args, cluster=cluster, degrees={"tp": 1})
+        (part,) = (p for p in plan.metrics.breakdown if p.kind == "op")
+        return part.time_s
+
+    expected = (index + 2 * row_bytes) / bandwidth + launch
+    assert time_s(lambda t, i: t[i], table, ids) == pytest.approx(expected, rel=1e-6)
+    expected += (2**20 * 256 if made else 0) / bandwidth
+    assert time_s(add, table, ids, rows) == pytest.approx(expected, rel=1e-6)
 
 
 def test_an_optimizer_step_reads_and_writes_parameters() -> None:

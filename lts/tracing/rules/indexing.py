@@ -40,6 +40,7 @@ def gather(eq: Equation) -> OpRule:
     ]
     last = rule.add(indices[-1], blocked=True)
     rule.operands, rule.results = [dims, [*index_dims, last]], [out]
+    rule.passes = {0: 0, 2: 2}  # the rows are read and written
     return rule
 
 
@@ -85,6 +86,8 @@ def scatter(eq: Equation) -> OpRule:
     last = rule.add(indices[-1], blocked=True)
     rule.operands = [dims, [*index_dims, last], update_dims]
     rule.results = [dims]
+    # In place: updates are read and written; an array made for them is written once.
+    rule.passes = {0: 0, 2: 2, 3: int(eq.ins[0].is_local)}
     return rule
 
 
