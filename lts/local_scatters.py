@@ -52,9 +52,11 @@ class IndexedForm:
             own = dict(params)
             if set(targets) & axes.keys():
                 at = jnp.int32(at) if at.dtype.itemsize < 4 else at
+                # Scalars, stacked: the body of a remat has no place for constants.
                 row = (*(1,) * (at.ndim - 1), len(targets))
                 if own["mode"] == lax.GatherScatterMode.CLIP:
-                    at = jnp.clip(at, 0, room[targets].astype(at.dtype).reshape(row))
+                    last = jnp.stack([jnp.int32(n) for n in room[targets]])
+                    at = jnp.clip(at, 0, last.astype(at.dtype).reshape(row))
                 firsts = [
                     lax.axis_index(axes[dim]) * array.shape[dim] if dim in axes else 0
                     for dim in targets
