@@ -25,7 +25,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -68,10 +68,13 @@ class Chip:
     hbm_efficiency: float
     op_launch_s: float  # floor under the time of any kernel
     source: str
+    num_sms: int = 132  # streaming multiprocessors: what a wave of tiles fills
+    l2_bytes: int = 50 * 2**20
+    calibration: str = "h100"  # fitted operator models, a file in calibrations/
 
     def __post_init__(self) -> None:
-        _check_texts(self, "name", "source")
-        _check_counts(self, "hbm_bytes")
+        _check_texts(self, "name", "source", "calibration")
+        _check_counts(self, "hbm_bytes", "num_sms", "l2_bytes")
         for name in "hbm_bandwidth_bytes_per_s", "matmul_efficiency", "hbm_efficiency":
             _check_number(self, name, getattr(self, name))
         _check_number(self, "op_launch_s", self.op_launch_s, zero=True)
@@ -328,12 +331,12 @@ def _mapping(value: object, where: str) -> Mapping[str, Any]:
 def _build(cls: type[Record], data: Mapping[str, Any], where: str) -> Record:
     """The record of `data`, after a check that its fields are those of `cls`."""
     known = [field.name for field in fields(cls)]
-    optional = "reserve_fraction"
+    optional = {field.name for field in fields(cls) if field.default is not MISSING}
     if unknown := [name for name in data if name not in known]:
         raise ValueError(
             f"{where}: unknown field {unknown[0]!r}; known: {', '.join(known)}"
         )
-    if missing := [name for name in known if name not in data and name != optional]:
+    if missing := [name for name in known if name not in data and name not in optional]:
         raise ValueError(f"{where}: field {missing[0]!r} is missing")
     return cls(**data)
 

@@ -14,7 +14,8 @@ ROOT = Path(__file__).parents[1]
 
 # From the ground up; rooms of one floor do not see each other.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("hardware", "graph", "hops", "workload"),
+    ("calibration", "graph", "hops", "workload"),
+    ("hardware",),
     ("mesh", "tracing", "suite"),
     ("assignment", "problem", "variables"),
     ("given",),
@@ -23,6 +24,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("pins", "expert_roles", "local_ops", "local_updates", "scattered"),
     ("specs",),
     ("cost", "apply", "hlo", "degrees"),
+    ("calibrate",),
     ("applied", "compile_worker", "shardy", "shardy_worker", "metrics", "operations"),
     ("pipeline", "elite", "evaluate"),
     ("policy", "verify", "prepare"),

@@ -1,0 +1,1 @@
+"""Fits operator models to measured timings, and measures the chips at hand."""
