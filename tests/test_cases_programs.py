@@ -4,6 +4,7 @@ Each test names the report that it comes from. Cases 23 and A3 have files of the
 `tracing/test_manual.py` and `tracing/test_closed_over.py`.
 """
 
+import functools
 import itertools
 import os
 from collections import Counter
@@ -19,8 +20,8 @@ from jax.sharding import PartitionSpec as P
 import lts
 from lts.apply import jitted
 from lts.assignment import Assignment
-from lts.cost.collective import reshard_cost
 from lts.cost.predict import predicted_collectives
+from lts.cost.reshards import Reshards, reshards
 from lts.cost.tables import edge_states
 from lts.degrees import by_hand
 from lts.hlo import list_collectives
@@ -50,6 +51,18 @@ def product():
     return traced, link_phases({"step": traced.graph})["step"]
 
 
+@functools.cache
+def prices(rank: int) -> Reshards:
+    return reshards((rank,), (Degrees(stages=1, axes=AXES),), CLUSTER)
+
+
+def price(rank: int, source: np.ndarray, target: np.ndarray, nbytes: float) -> float:
+    """Seconds of one reshard of `nbytes`."""
+    here = int((source * (rank + 2) ** np.arange(2)).sum())
+    there = int((target * (rank + 1) ** np.arange(2)).sum())
+    return prices(rank).of(rank, 0, here, there, nbytes)
+
+
 def cheapest(graph, values: dict[int, np.ndarray]) -> list[np.ndarray]:
     """States of all nodes, the product in the layout with the cheapest reshards."""
     (op,) = graph.ops
@@ -60,8 +73,7 @@ def cheapest(graph, values: dict[int, np.ndarray]) -> list[np.ndarray]:
             source = edge_states(edge, graph.nodes, states[edge.source], True)
             target = edge_states(edge, graph.nodes, states[edge.target], False)
             rank = len(edge.dims)
-            found = reshard_cost(source, target, rank, SIZES, INSIDE, CLUSTER)
-            total += float(found[0]) + float(found[1]) * edge.array.nbytes
+            total += price(rank, source, target, edge.array.nbytes)
         return total
 
     options = (np.array(o) for o in itertools.product(range(4), repeat=2))

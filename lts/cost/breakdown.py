@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lts.cost.collective import hand_over_cost
+from lts.cost.collective import hand_over_time_s
 from lts.cost.tables import CostTables, PhaseTables
 
 
@@ -67,7 +67,10 @@ def breakdown(
             if (edge.first_like, target) in seen:
                 continue
             seen.add((edge.first_like, target))
-            time_s = edge.time_s(d, source, target, batch)
+            nbytes = edge.nbytes + edge.bytes_per_sequence * batch
+            rank = len(edge.edge.dims)
+            time_s = tables.reshards.of(rank, d, source, target, nbytes)
+            time_s *= edge.edge.trips
             nodes = edge.edge.source, edge.edge.target
             ends = (found.graph.nodes[i].name for i in nodes)
             parts.append(
@@ -95,13 +98,13 @@ def _hand_over_s(
 ) -> float:
     """Seconds that the residual stream takes from stage to stage, over all stages."""
     degrees = tables.space.degrees[d]
-    fixed_s, s_per_byte = hand_over_cost(degrees, tables.cluster)
     nbytes = sum(
         table[d, choices[variable], place]
         for table, variable in zip(found.stream_bytes, found.variables, strict=True)
         if table is not None
     )
-    return float((fixed_s + s_per_byte * nbytes) * degrees.stages)
+    time_s = hand_over_time_s(np.asarray(nbytes), degrees, tables.cluster)
+    return float(time_s * degrees.stages)
 
 
 def memory_parts(tables: CostTables, picks: np.ndarray) -> dict[str, float]:

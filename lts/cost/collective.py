@@ -1,4 +1,4 @@
-"""Collectives: how long each takes, and a change of layout by its hops.
+"""Collectives: how long each takes.
 
 Across nodes a collective is hierarchical, one part per link level. All functions are
 vectorised over leading dims of host arrays.
@@ -7,14 +7,18 @@ vectorised over leading dims of host arrays.
 import numpy as np
 
 from lts.hardware import Cluster, Link
-from lts.hops import KINDS, coded_hops, every_state
+from lts.hops import KINDS
 from lts.mesh import Degrees
 
 
-def collective_cost(
-    kind: str, inside: np.ndarray, across: np.ndarray, cluster: Cluster
-) -> tuple[np.ndarray, np.ndarray]:
-    """Fixed seconds, and seconds per byte of the local operand, of a collective.
+def collective_time_s(
+    kind: str,
+    nbytes: np.ndarray,
+    inside: np.ndarray,
+    across: np.ndarray,
+    cluster: Cluster,
+) -> np.ndarray:
+    """Seconds of a collective; 0 over a group of one.
 
     Ring or pairwise algorithms on each link level: a gather of `n` shards receives
     `n - 1` of them, a reduce-scatter sends `(n - 1) / n` of its operand, an all-reduce
@@ -25,6 +29,7 @@ def collective_cost(
 
     Args:
       kind: one of `lts.hops.KINDS`.
+      nbytes: of the local operand, `[...]`.
       inside, across: GPUs on each level, `[...]`; 1 for none.
 
     Source: Thakur, Rabenseifner, Gropp (2005) for the byte counts; hierarchical form as
@@ -49,7 +54,7 @@ def collective_cost(
     per_byte = (
         near_bytes / near.bandwidth_bytes_per_s + far_bytes / far.bandwidth_bytes_per_s
     )
-    return fixed, np.where(n * m > 1, per_byte, 0.0)
+    return np.where(n * m > 1, fixed + per_byte * nbytes, 0.0)
 
 
 def _latency_s(members: np.ndarray, link: Link) -> np.ndarray:
@@ -57,72 +62,12 @@ def _latency_s(members: np.ndarray, link: Link) -> np.ndarray:
     return np.where(members > 1, latency, 0.0)
 
 
-def hand_over_cost(degrees: Degrees, cluster: Cluster) -> tuple[float, float]:
-    """Fixed seconds, and seconds per byte, of one stage's hand-over to the next.
-
-    Zero without stages.
-    """
-    if degrees.stages == 1:
-        return 0.0, 0.0
-    link = cluster.intra if degrees.stages_inside else cluster.inter
-    return link.latency_s + link.hop_latency_s, 1.0 / link.bandwidth_bytes_per_s
-
-
-def reshard_prices(
-    rank: int, sizes: np.ndarray, inside: np.ndarray, cluster: Cluster
-) -> tuple[np.ndarray, np.ndarray]:
-    """Fixed seconds, and seconds per byte of the global array, between all layouts.
-
-    A slice reads and writes its result: compilers copy what a contraction reads. Were
-    it free, a search would keep weights whole and slice them in every step.
-
-    Args:
-      rank: dims of the array.
-      sizes: `[axes]`.
-      inside: whether each axis lies inside a node; bool `[axes]`.
-
-    Returns:
-      Both `[(rank + 2)^axes, (rank + 1)^axes]`, layouts coded as in
-      `lts.hops.coded_hops`.
-    """
-    axes, chip = len(sizes), cluster.chip
-    chosen = every_state(2, axes).astype(bool)  # sets of axes, by their bits
-    ways = np.where(chosen, sizes, 1).prod(-1)
-    near = np.where(chosen & inside, sizes, 1).prod(-1)
-    far = np.where(chosen & ~inside, sizes, 1).prod(-1)
-    copy_s = 2 / (ways * chip.achieved_bytes_per_s)
-    shape = (rank + 2) ** axes, (rank + 1) ** axes
-    fixed, per_byte = np.zeros(shape[0] * shape[1]), np.zeros(shape[0] * shape[1])
-    for hop in coded_hops(rank, tuple((sizes > 1).tolist())):
-        if hop.kind == "slice":
-            start, slope = np.full(len(ways), chip.op_launch_s), copy_s
-            slope = slope[hop.held | hop.axes]
-        else:
-            start, slope = collective_cost(hop.kind, near, far, cluster)
-            slope = slope[hop.axes] / ways[hop.held]
-        fixed[hop.where] += start[hop.axes]
-        per_byte[hop.where] += slope
-    return fixed.reshape(shape), per_byte.reshape(shape)
-
-
-def reshard_cost(
-    source: np.ndarray,
-    target: np.ndarray,
-    rank: int,
-    sizes: np.ndarray,
-    inside: np.ndarray,
-    cluster: Cluster,
-) -> tuple[np.ndarray, np.ndarray]:
-    """`reshard_prices` of some layouts.
-
-    Args:
-      source, target: states as `lts.hops.hops` has them, int `[..., axes]`.
-
-    Returns:
-      Both `[...]`.
-    """
-    place = np.arange(len(sizes))
-    here = (source * (rank + 2) ** place).sum(-1)
-    there = (target * (rank + 1) ** place).sum(-1)
-    fixed, per_byte = reshard_prices(rank, sizes, inside, cluster)
-    return fixed[here, there], per_byte[here, there]
+def hand_over_time_s(
+    nbytes: np.ndarray, degrees: Degrees, cluster: Cluster
+) -> np.ndarray:
+    """Seconds of one pipeline stage's hand-over to the next; 0 without stages."""
+    level = (2, 1) if degrees.stages_inside else (1, 2)
+    sizes = level if degrees.stages > 1 else (1, 1)
+    return collective_time_s(
+        "collective_permute", nbytes, *map(np.array, sizes), cluster
+    )

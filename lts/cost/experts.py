@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lts.cost.collective import collective_cost
+from lts.cost.collective import collective_time_s
 from lts.cost.dispatch import all_to_all_bytes, expert_rows, experts_touched, rounds
 from lts.cost.sharding import Sharding, group_sizes, shard
 from lts.graph import Node, Operand
@@ -166,13 +166,14 @@ def _exchange_time_s(
 ) -> np.ndarray:
     """Two all-to-alls a round, and the all-reduce that counts the rounds."""
     there, back = _exchanged_bytes(load, sizes)
-    nbytes = there + back
-    start, per_byte = collective_cost("all_to_all", load.inside, load.across, cluster)
-    count, _ = collective_cost("all_reduce", load.inside, load.across, cluster)
-    times = rounds(load.tokens, sizes.top_k, load.split, skew)
-    packed = 2 * nbytes / bandwidth  # written and read once on each side
-    one_round = 2 * start[..., None] + per_byte[..., None] * nbytes + packed
-    total = times * one_round + count[..., None]
+    group = load.inside[..., None], load.across[..., None]
+    packed = 2 * (there + back) / bandwidth  # written and read once on each side
+    one_round = packed + sum(
+        collective_time_s("all_to_all", nbytes, *group, cluster)
+        for nbytes in (there, back)
+    )
+    count = collective_time_s("all_reduce", np.array(4.0), *group, cluster)
+    total = rounds(load.tokens, sizes.top_k, load.split, skew) * one_round + count
     return np.where(load.exchanged > 1, total, 0.0)
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from lts.cost import experts
-from lts.cost.collective import collective_cost
+from lts.cost.collective import collective_time_s
 from lts.cost.sharding import Sharding, group_sizes, reduced_axes
 from lts.graph import EXPERTS, Node
 from lts.hardware import Cluster
@@ -65,10 +65,10 @@ def _reduction_time_s(node: Node, sharding: Sharding, cluster: Cluster) -> np.nd
         axes = reduced_axes(reduction.reduced, sharding.states)
         inside, across = group_sizes(axes, sharding)
         kind = "all_gather" if reduction.gathered else "all_reduce"
-        fixed, per_byte = collective_cost(kind, inside, across, cluster)
+        group = inside[..., None], across[..., None]
         for array in reduction.gathered or (reduction.array,):
             nbytes = sharding.local_bytes(array, reduction.factors)
-            time = fixed[..., None] + per_byte[..., None] * nbytes
+            time = collective_time_s(kind, nbytes, *group, cluster)
             total = total + time * reduction.trips
     return total
 
@@ -79,7 +79,7 @@ def _exchange_time_s(node: Node, sharding: Sharding, cluster: Cluster) -> np.nda
     for found in node.exchanges:
         axes = np.array([name in found.axes for name, *_ in node.fixed])
         inside, across = group_sizes(axes, sharding)
-        fixed, per_byte = collective_cost(found.kind, inside, across, cluster)
-        time = (fixed + per_byte * found.operand_bytes)[..., None]
-        total = total + time * found.trips * node.trips
+        nbytes = np.asarray(found.operand_bytes)
+        time = collective_time_s(found.kind, nbytes, inside, across, cluster)
+        total = total + time[..., None] * found.trips * node.trips
     return total

@@ -1,23 +1,23 @@
 """Tables over degrees and choices from which a candidate is priced by look-ups.
 
 For every node, `node_time_s[choice, batch]`; for every edge, seconds as a function of
-the array's layout at both ends and its bytes: one table serves all arrays of one rank
-(`Reshards`). All tables of one kind lie in one flat array with an offset per owner, so
-that scoring is a few gathers however large the program (`lts.evaluate.tables`). Edges
-that carry the same array to the same layout are one reshard.
+the array's layout at both ends and its bytes: one table serves all arrays
+(`lts.cost.reshards`). All tables of one kind lie in one flat array with an offset per
+owner, so that scoring is a few gathers however large the program
+(`lts.evaluate.flat`). Edges that carry the same array to the same layout are one
+reshard.
 
 Batches are per pipeline stage: a stage works on `concurrency / stages` sequences.
 """
 
-import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from lts.cost.collective import reshard_prices
 from lts.cost.memory import activation_bytes, is_looped, leaf_bytes, output_bytes
+from lts.cost.reshards import Reshards, reshards
 from lts.cost.roofline import node_time_s
 from lts.cost.sharding import Sharding, shard
 from lts.graph import Edge, Node, NodeKind, OpGraph
@@ -46,18 +46,6 @@ class Flat:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Reshards:
-    """Prices between all layouts of arrays of one rank.
-
-    Attributes:
-      fixed_s, s_per_byte: of the global array; `[degrees, source codes, target codes]`.
-    """
-
-    fixed_s: np.ndarray
-    s_per_byte: np.ndarray
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
 class EdgeRecord:
     """One edge in tables: variables at its ends, layouts of its array, its bytes."""
 
@@ -66,16 +54,9 @@ class EdgeRecord:
     target: int
     source_codes: np.ndarray  # [choices of the source] layout code
     target_codes: np.ndarray  # [choices of the target]
-    prices: Reshards  # shared by all edges of this rank
-    nbytes: float  # of all trips, where the batch does not change it
-    bytes_per_sequence: float  # of all trips, where it does
+    nbytes: float  # of one trip, where the batch does not change it
+    bytes_per_sequence: float  # of one trip, where it does
     first_like: int  # number of the first edge with the same array and source
-
-    def time_s(self, d: int, source: int, target: int, batch: float) -> float:
-        """Seconds of all trips from one layout code to another under degrees `d`."""
-        nbytes = self.nbytes + self.bytes_per_sequence * batch
-        fixed_s = self.prices.fixed_s[d, source, target] * self.edge.trips
-        return float(fixed_s + self.prices.s_per_byte[d, source, target] * nbytes)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -105,6 +86,7 @@ class CostTables:
     """Everything that a candidate's price is made of.
 
     Attributes:
+      reshards: prices of changes of layout.
       looped_bytes, outer_bytes: weights inside and outside the layer stack, per
         variable `[degrees, choices]`.
       cache_bytes: per variable and sequence `[degrees, choices]`.
@@ -114,6 +96,7 @@ class CostTables:
     space: Space
     cluster: Cluster
     phases: Mapping[str, PhaseTables]
+    reshards: Reshards
     looped_bytes: Mapping[int, np.ndarray]
     outer_bytes: Mapping[int, np.ndarray]
     cache_bytes: Mapping[int, np.ndarray]
@@ -166,24 +149,6 @@ def _coded(states: np.ndarray, base: int) -> np.ndarray:
     return (states * base ** np.arange(states.shape[-1])).sum(-1)
 
 
-def _reshard_prices(rank: int, space: Space, cluster: Cluster) -> Reshards:
-    """Prices between all layouts of an array."""
-    prices = [
-        reshard_prices(
-            rank,
-            space.sizes[d],
-            np.array([axis.inside for axis in degrees.axes]),
-            cluster,
-        )
-        for d, degrees in enumerate(space.degrees)
-    ]
-    fixed, per_byte = zip(*prices, strict=True)
-    return Reshards(
-        fixed_s=np.stack(fixed).astype(np.float32),
-        s_per_byte=np.stack(per_byte).astype(np.float32),
-    )
-
-
 def _edge_record(
     number: int,
     edge: Edge,
@@ -191,20 +156,18 @@ def _edge_record(
     variables: np.ndarray,
     own_states: list[np.ndarray],
     traced_batch: int,
-    prices: Callable[[int], Reshards],
     first: dict[tuple, int],
 ) -> EdgeRecord:
     source = edge_states(edge, graph.nodes, own_states[edge.source], True)
     target = edge_states(edge, graph.nodes, own_states[edge.target], False)
     rank = len(edge.dims)
-    nbytes, grows = edge.array.nbytes * edge.trips, edge.array.batch_power > 0
+    nbytes, grows = edge.array.nbytes, edge.array.batch_power > 0
     return EdgeRecord(
         edge=edge,
         source=int(variables[edge.source]),
         target=int(variables[edge.target]),
         source_codes=_coded(source, rank + 2),
         target_codes=_coded(target, rank + 1),
-        prices=prices(rank),
         nbytes=0.0 if grows else nbytes,
         bytes_per_sequence=nbytes / traced_batch if grows else 0.0,
         first_like=first.setdefault((edge.source, edge.tensor), number),
@@ -230,7 +193,6 @@ def build_tables(
     variable_of = {
         member: i for i, v in enumerate(space.variables) for member in v.members
     }
-    prices = functools.cache(lambda rank: _reshard_prices(rank, space, cluster))
     phases: dict[str, PhaseTables] = {}
     memory: dict[str, dict[int, np.ndarray]] = {
         "looped": {},
@@ -267,7 +229,7 @@ def build_tables(
             ),
             edges=tuple(
                 _edge_record(
-                    number, edge, graph, variables, states, traced_batch, prices, first
+                    number, edge, graph, variables, states, traced_batch, first
                 )
                 for number, edge in enumerate(graph.edges)
             ),
@@ -278,6 +240,11 @@ def build_tables(
         space=space,
         cluster=cluster,
         phases=phases,
+        reshards=reshards(
+            (len(r.edge.dims) for found in phases.values() for r in found.edges),
+            space.degrees,
+            cluster,
+        ),
         looped_bytes=memory["looped"],
         outer_bytes=memory["outer"],
         cache_bytes=memory["cache"],

@@ -5,9 +5,10 @@ import itertools
 import numpy as np
 import pytest
 
-from lts.cost.collective import collective_cost, reshard_cost
+from lts.cost.collective import collective_time_s
 from lts.hardware import Cluster
 from lts.hops import KINDS
+from tests.cost.reshard_price import reshard_time_s
 
 CLUSTER = Cluster.parse("h100:4x8")
 NEAR, FAR = CLUSTER.intra, CLUSTER.inter
@@ -16,8 +17,11 @@ INSIDE = np.array([False, True])
 
 
 def cost(kind: str, inside: int, across: int) -> tuple[float, float]:
-    fixed, per_byte = collective_cost(kind, np.array(inside), np.array(across), CLUSTER)
-    return float(fixed), float(per_byte)
+    """Seconds of no bytes at all, and seconds per further byte."""
+    nbytes = np.array([0.0, 2.0**20])
+    sizes = np.array(inside), np.array(across)
+    none, some = collective_time_s(kind, nbytes, *sizes, CLUSTER).tolist()
+    return none, (some - none) / 2**20
 
 
 @pytest.mark.parametrize("number", [2, 4, 8])
@@ -87,65 +91,57 @@ def test_an_unknown_collective_is_refused() -> None:
         cost("broadcast", 2, 1)
 
 
+def total(cost: tuple[float, float], nbytes: float) -> float:
+    return cost[0] + cost[1] * nbytes
+
+
 def test_axes_of_size_one_take_no_part() -> None:
     sizes = np.array([1, 1])
     for source in itertools.product(range(4), repeat=2):
         args = np.array(source), np.array([0, 0]), 2, sizes, INSIDE
-        assert reshard_cost(*args, CLUSTER) == (0, 0)
+        assert reshard_time_s(*args, CLUSTER) == 0
 
 
 def test_the_price_of_a_reshard_is_the_sum_of_its_steps() -> None:
-    fixed, per_byte = reshard_cost(
-        np.array([3, 1]), np.array([0, 0]), 2, SIZES, INSIDE, CLUSTER
-    )
-    reduce, gather = cost("all_reduce", 1, 2), cost("all_gather", 4, 1)
-    assert float(fixed) == pytest.approx(reduce[0] + gather[0])
-    assert float(per_byte) == pytest.approx((reduce[1] + gather[1]) / 4)
+    for nbytes in (1e3, 1e6, 1e9):
+        found = reshard_time_s(
+            np.array([3, 1]), np.array([0, 0]), 2, SIZES, INSIDE, CLUSTER, nbytes
+        )
+        reduce, gather = cost("all_reduce", 1, 2), cost("all_gather", 4, 1)
+        expected = total(reduce, nbytes / 4) + total(gather, nbytes / 4)
+        assert float(found) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("source", "target"), [(3, 0), (3, 1), (1, 2), (2, 0), (0, 1)])
 def test_splitting_an_axis_never_changes_the_price(source: int, target: int) -> None:
-    whole = reshard_cost(
-        np.array([source]),
-        np.array([target]),
-        2,
-        np.array([8]),
-        np.array([True]),
-        CLUSTER,
-    )
-    for sizes in ([2, 4], [4, 2], [2, 2, 2], [1, 8]):
+    def time_s(sizes: list[int]) -> float:
         count = len(sizes)
-        parts = reshard_cost(
-            np.full(count, source),
-            np.full(count, target),
-            2,
-            np.array(sizes),
-            np.ones(count, bool),
-            CLUSTER,
-        )
-        assert np.allclose(parts, whole, rtol=1e-12)
+        ends = np.full(count, source), np.full(count, target)
+        mesh = np.array(sizes), np.ones(count, bool)
+        return float(reshard_time_s(*ends, 2, *mesh, CLUSTER))
+
+    for sizes in ([2, 4], [4, 2], [2, 2, 2], [1, 8]):
+        assert time_s(sizes) == pytest.approx(time_s([8]), rel=1e-12)
 
 
 def test_a_group_over_two_nodes_is_one_hierarchical_collective() -> None:
-    found = reshard_cost(np.array([3, 3]), np.array([0, 0]), 2, SIZES, INSIDE, CLUSTER)
-    assert np.allclose(found, cost("all_reduce", 4, 2), rtol=1e-12)
+    ends = np.array([3, 3]), np.array([0, 0])
+    found = reshard_time_s(*ends, 2, SIZES, INSIDE, CLUSTER, 1e6)
+    assert float(found) == pytest.approx(total(cost("all_reduce", 4, 2), 1e6))
 
 
 def test_no_price_is_negative_and_staying_is_free() -> None:
     states = np.array(list(itertools.product(range(4), repeat=2)))
     source, target = states[:, None], states[None][:, (states < 3).all(1)]
-    fixed, per_byte = reshard_cost(source, target, 2, SIZES, INSIDE, CLUSTER)
-    assert (fixed >= 0).all() and (per_byte >= 0).all()
-    assert ((fixed > 0) == (per_byte > 0)).all()
-    same = (source == target).all(-1)
-    assert (per_byte[same] == 0).all()
+    time_s = reshard_time_s(source, target, 2, SIZES, INSIDE, CLUSTER)
+    assert ((time_s == 0) == (source == target).all(-1)).all()
+    assert (time_s >= 0).all()
 
 
 def test_a_slice_costs_one_copy_of_its_result() -> None:
-    fixed, per_byte = reshard_cost(
-        np.array([0, 0]), np.array([1, 2]), 2, SIZES, INSIDE, CLUSTER
-    )
+    ends = np.array([0, 0]), np.array([1, 2])
+    found = reshard_time_s(*ends, 2, SIZES, INSIDE, CLUSTER, 1e6)
     chip = CLUSTER.chip
     bandwidth = chip.hbm_bandwidth_bytes_per_s * chip.hbm_efficiency
-    assert float(fixed) == chip.op_launch_s
-    assert float(per_byte) == pytest.approx(2 / SIZES.prod() / bandwidth)
+    copied = 2 * 1e6 / SIZES.prod() / bandwidth
+    assert float(found) == pytest.approx(chip.op_launch_s + copied)

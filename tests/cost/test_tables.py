@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from lts.cost.breakdown import breakdown
-from lts.cost.collective import reshard_cost
 from lts.cost.tables import CostTables, Flat, edge_states, member_states
 from lts.hardware import Cluster
 from lts.prepare import Prepared, prepare_function
+from tests.cost.reshard_price import reshard_time_s
 
 CLUSTER = Cluster.parse("h100:2x4")
 
@@ -54,13 +54,14 @@ def test_every_edge_is_priced_as_its_reshard(tables: CostTables) -> None:
                 edge, nodes, states[edge.target][ends[1]], at_source=False
             )
             inside = np.array([axis.inside for axis in space.degrees[d].axes])
-            fixed, per_byte = reshard_cost(
-                source, target, len(edge.dims), space.sizes[d], inside, CLUSTER
+            rank, nbytes = len(edge.dims), edge.array.nbytes
+            seconds = reshard_time_s(
+                source, target, rank, space.sizes[d], inside, CLUSTER, nbytes
             )
-            seconds = edge.trips * (float(fixed) + float(per_byte) * edge.array.nbytes)
             cell = (d, record.source_codes[ends[0]], record.target_codes[ends[1]])
-            assert record.bytes_per_sequence == 0
-            assert record.time_s(*cell, batch=7) == pytest.approx(seconds, rel=1e-6)
+            assert (record.nbytes, record.bytes_per_sequence) == (nbytes, 0)
+            found = tables.reshards.of(rank, *map(int, cell), nbytes)
+            assert found == pytest.approx(float(seconds), rel=1e-6)
 
 
 def test_nodes_have_a_time_for_every_choice(tables: CostTables) -> None:

@@ -1,7 +1,7 @@
 """A slow, plain-Python price of one candidate, to hold the table evaluator against.
 
-Written from the graph, the cluster and `collective_cost` alone: no tables, no codes, no
-vectors. It reads an `Assignment` by names.
+Written from the graph, the cluster and `collective_time_s` alone: no tables, no codes,
+no vectors. It reads an `Assignment` by names.
 """
 
 import math
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lts.assignment import Assignment
-from lts.cost.collective import collective_cost
+from lts.cost.collective import collective_time_s
 from lts.cost.tables import CostTables
 from lts.graph import Array, Edge, Node, NodeKind, OpGraph
 from lts.hardware import Cluster
@@ -73,10 +73,8 @@ class Pricer:
         across = math.prod(self.axes[i].size for i in axes if not self.axes[i].inside)
         if inside * across == 1:
             return 0.0
-        fixed, slope = collective_cost(
-            kind, np.array(inside), np.array(across), self.cluster
-        )
-        return float(fixed) + float(slope) * nbytes
+        sizes = np.array(inside), np.array(across)
+        return float(collective_time_s(kind, np.array(nbytes), *sizes, self.cluster))
 
     def node_time(self, phase: str, node: Node, batch: int) -> float:
         """Seconds of a node."""
@@ -184,11 +182,15 @@ class Pricer:
             peak += stream
             degrees = self.assignment.degrees
             if degrees.stages > 1:
-                near, far = self.cluster.intra, self.cluster.inter
-                link = near if degrees.stages_inside else far
-                hand_over = link.latency_s + link.hop_latency_s
-                hand_over += stream / link.bandwidth_bytes_per_s
-                total += degrees.stages * hand_over
+                pair = (2, 1) if degrees.stages_inside else (1, 2)
+                hand_over = collective_time_s(
+                    "collective_permute",
+                    np.array(stream),
+                    np.array(pair[0]),
+                    np.array(pair[1]),
+                    self.cluster,
+                )
+                total += degrees.stages * float(hand_over)
         return total, peak
 
     def held(self, kinds: tuple[NodeKind, ...], phase: str) -> dict[str, float]:
