@@ -166,6 +166,35 @@ class Exchange:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Attention:
+    """Of a contraction that is a part of a fused attention: what the kernel works on.
+
+    Attributes:
+      queries, keys: positions at the traced sizes; one query is a decode step.
+      query_factor, key_factor: the op's factors on them, or None.
+      query_operand, key_operand: which of the op's arrays (operands, then results) have
+        a row per query (queries, or what they attend to) and per key (keys, or values).
+      head_dim: summed over for a score.
+      latent: whether keys are compressed, with a rotated part beside (two products).
+      causal: whether a query sees no key after it.
+      window: keys that a query sees at most; 0 for all.
+      share: of the kernel's time that is this op's.
+    """
+
+    queries: int
+    keys: int
+    query_factor: int | None
+    key_factor: int | None
+    query_operand: int
+    key_operand: int
+    head_dim: int
+    latent: bool
+    causal: bool
+    window: int
+    share: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Leaf:
     """An argument or result of the program that belongs to a value.
 
@@ -186,6 +215,7 @@ class Node:
       fixed: mesh axes that the program has bound (`shard_map`): name, size, and the
         state that the axis has in every plan.
       exchanges: collectives of such an op.
+      attention: of an op that is a part of a fused attention.
     """
 
     index: int
@@ -206,6 +236,7 @@ class Node:
     source: str = ""  # file:line in the user's code
     fixed: tuple[tuple[str, int, int], ...] = ()
     exchanges: tuple[Exchange, ...] = ()
+    attention: Attention | None = None
 
     @property
     def is_op(self) -> bool:

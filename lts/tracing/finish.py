@@ -21,11 +21,12 @@ from lts.graph import (
     OpGraph,
     Reduction,
 )
+from lts.tracing.attention import fuse_attention
 from lts.tracing.build import Decision, Draft, members
 from lts.tracing.edges import edges_of, placed
 from lts.tracing.flatten import Equation, Tensor
 from lts.tracing.groups import UnionFind
-from lts.tracing.kernels import find_kernels, fuse_scores
+from lts.tracing.kernels import find_kernels
 from lts.tracing.loads import Loads
 
 ARGUMENTS = ("argmax", "argmin")
@@ -96,6 +97,15 @@ class Finisher:
             order.get(self.groups.dim(tensor, dim)) if extent > 1 else None
             for dim, extent in enumerate(tensor.shape)
         )
+
+    def dim_class(self, tensor: Tensor, dim: int) -> tuple[int, int]:
+        """Equal for dims of arrays of one value that are the same index."""
+        return self.groups.dim(tensor, dim)
+
+    def place_of(self, op: int, factor: int | None) -> int | None:
+        """Number of a rule's factor among those of the op that may be sharded."""
+        numbers = self.op_factors[op]
+        return numbers.index(factor) if factor in numbers else None
 
     def _op_arrays(self, decision: Decision):
         eq, rule = decision.equation, decision.rule
@@ -183,7 +193,7 @@ class Finisher:
             for root, tensors in self.tensors
         ]
         return OpGraph(
-            nodes=tuple(fuse_scores(ops, values)),
+            nodes=tuple(fuse_attention(self.draft, self, ops, values)),
             edges=edges_of(self.draft, self),
             groups=(),
             replicated_bytes=self.draft.replicated_bytes,

@@ -1,17 +1,15 @@
 """Elementwise work of values: which follow equations run as one fused loop.
 
 Compilers fuse chains of elementwise operations, so only what a chain reads from outside
-and what others read from it travels through memory. Attention scores do not even do
-that: fused attention keeps them in registers.
+and what others read from it travels through memory.
 """
 
-import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Protocol
 
-from lts.graph import Array, Kernel, Node, Operand
+from lts.graph import Array, Kernel
 from lts.tracing.build import Draft
 from lts.tracing.flatten import Equation, Tensor
 from lts.tracing.follow import FOLLOW, is_reduction
@@ -123,46 +121,3 @@ def _computes(eq: Equation) -> bool:
     if eq.primitive in SILENT:
         return False
     return is_reduction(eq.primitive) or FOLLOW[eq.primitive](eq).computes
-
-
-def fuse_scores(ops: Sequence[Node], values: Sequence[Node]) -> list[Node]:
-    """All nodes, with attention scores kept in registers, as fused kernels do.
-
-    The pattern: an array that contractions write (one, or several whose sum it is) and
-    one reads, reduced in between (softmax) along the index that the reader sums over.
-    """
-    nodes = [*ops, *values]
-    writers: dict[int, list[int]] = defaultdict(list)
-    readers: dict[int, list[int]] = defaultdict(list)
-    for op in ops:
-        for result in op.results:
-            writers[result.value].append(op.index)
-        for operand in op.operands:
-            readers[operand.value].append(op.index)
-    for value in values:
-        wrote, read = writers[value.index], readers[value.index]
-        if not wrote or len(read) != 1 or value.leaves:
-            continue
-        reader = nodes[read[0]]
-        summed = {f.label for f in reader.factors if f.reduction}
-        reduced = {value.factors[f].label for r in value.reductions for f in r.reduced}
-        products = all(nodes[i].primitive == "dot_general" for i in wrote)
-        if not reduced & summed or not products:
-            continue
-        nodes[value.index] = dataclasses.replace(value, kernels=())
-        for index in wrote:
-            writer = nodes[index]
-            results = _unstreamed(writer.results, value.index)
-            nodes[index] = dataclasses.replace(writer, results=results)
-        nodes[reader.index] = dataclasses.replace(
-            nodes[reader.index],
-            operands=_unstreamed(nodes[reader.index].operands, value.index),
-        )
-    return nodes
-
-
-def _unstreamed(operands: tuple[Operand, ...], value: int) -> tuple[Operand, ...]:
-    return tuple(
-        dataclasses.replace(o, streamed=False) if o.value == value else o
-        for o in operands
-    )
