@@ -41,6 +41,7 @@ def search(
     serving: str = "colocated",
     weight_dtype: str | None = None,
     kv_dtype: str | None = None,
+    engine: str | None = None,
     max_stages: int | None = None,
     on_unknown: str = "error",
     on_progress: Callable[[int, float], None] | None = None,
@@ -74,6 +75,8 @@ def search(
       serving: "colocated": prefill and decode on the same GPUs; "pools": each on
         instances of its own, whose sizes and number are found too.
       weight_dtype, kv_dtype: None for the config's own.
+      engine: what serves the model, a name of `lts.cost.profile.names()`
+        ("vllm-2025", ...); None for the geometric middle of those measured.
       max_stages: pipeline stages at most; 1 for plans that run as one program.
       on_unknown: "error", or "replicate" for primitives without a rule.
       on_progress: called with evaluations and the best log objective.
@@ -102,6 +105,7 @@ def search(
         serving=serving,
         weight_dtype=weight_dtype,
         kv_dtype=kv_dtype,
+        engine=engine,
     )
     if serving == "pools":
         return search_pools(
@@ -175,13 +179,14 @@ def price(
     serving: str = "colocated",
     weight_dtype: str | None = None,
     kv_dtype: str | None = None,
+    engine: str | None = None,
     on_unknown: str = "error",
 ) -> Plan:
     """Price a layout that already runs, without searching.
 
     Args:
       target, args, kwargs, cluster, workload, shapes, weights, state, trips, serving,
-      weight_dtype, kv_dtype: as `search`.
+      weight_dtype, kv_dtype, engine: as `search`.
       degrees: of "pp", "dp", "tp", "cp", "moe_tp", "moe_ep"; what is left over is data
         parallel. With pools those of an instance, which has their product of GPUs; for
         both phases, or {"prefill": {...}, "decode": {...}}.
@@ -206,6 +211,7 @@ def price(
         serving=serving,
         weight_dtype=weight_dtype,
         kv_dtype=kv_dtype,
+        engine=engine,
     )
     if serving == "pools":
         if degrees is None:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from lts.cost.breakdown import Part, breakdown, memory_parts
+from lts.cost.breakdown import Part, breakdown, error_of, memory_parts
 from lts.cost.serving import served_tokens
 from lts.degrees import named_degrees
 from lts.evaluate.bound import RELAXED, relaxed_bound
@@ -36,6 +36,7 @@ class Context:
       model: where it came from, if lts can build it again.
       plain: a plain function with its arguments, or None.
       devices: of the mesh that was given, in order.
+      engine: profile of what serves it; None for the geometric middle.
     """
 
     workload: Workload | None = None
@@ -43,6 +44,7 @@ class Context:
     model: ModelSource | None = None
     plain: PlainFunction | None = None
     devices: tuple[Any, ...] | None = None
+    engine: str | None = None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -122,6 +124,8 @@ def plan_of(
         peak_bytes=main_phase.peak_bytes,
         weight_bytes=main_phase.weight_bytes,
         cache_bytes=main_phase.cache_bytes,
+        error=error_of(parts, last, evaluator.tables.pricing),
+        engine=evaluator.tables.pricing.engine_name,
         breakdown=tuple(part for part in parts if part.phase in phases),
         shapes=() if plain is None else shape_metrics(plain, parts, alone_s or {}),
     )

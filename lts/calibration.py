@@ -1,7 +1,7 @@
 """Fitted parameters of operator models: of which chip, from which data, how good.
 
 One YAML file per measured chip in `calibrations/`, written by
-`python -m experiments.fit_silicon`:
+`python -m experiments.fit_silicon`; `lts calibrate` writes one for the chips at hand:
 
     chip: H100-SXM5-80GB
     fits:
@@ -70,18 +70,43 @@ class Calibration:
         return self.fits[key]
 
 
-@cache
+def is_path(name: str) -> bool:
+    """Whether a calibration is a file of the user's, not one that comes with lts."""
+    return name.lower().endswith((".yaml", ".yml"))
+
+
 def load(name: str) -> Calibration:
-    """The calibration of a chip by file name without its ending.
+    """The calibration of a chip: a name in `calibrations/`, or the path of a YAML file.
 
     Raises:
-      ValueError: if there is none of that name.
+      ValueError: if there is none, or a file is not of this schema.
     """
+    if not is_path(name):
+        return _shipped(name)
+    try:
+        return _read(name, Path(name).stat().st_mtime_ns)
+    except OSError as error:
+        raise ValueError(
+            f"cannot read calibration '{name}': {error.strerror}"
+        ) from error
+    except (yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(f"'{name}' is no calibration: {reason}") from error
+
+
+@cache
+def _shipped(name: str) -> Calibration:
     path = FOLDER / f"{name}.yaml"
     if not path.exists():
         known = ", ".join(sorted(found.stem for found in FOLDER.glob("*.yaml")))
         raise ValueError(f"unknown calibration {name!r}; there are: {known}")
     return from_dict(yaml.safe_load(path.read_text(encoding="utf-8")))
+
+
+@cache
+def _read(path: str, _written_ns: int) -> Calibration:
+    """A file as it was written at some time: it may be written again."""
+    return from_dict(yaml.safe_load(Path(path).read_text(encoding="utf-8")))
 
 
 def from_dict(data: Mapping) -> Calibration:

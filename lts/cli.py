@@ -3,7 +3,7 @@
 Exit status: 0 done; 1 no feasible plan, or a plan that failed to compile or (with
 `verify --strict`) differs; 2 bad input, in one line on stderr; 130 after Ctrl-C.
 `LTS_TRACEBACK=1` shows where an error comes from. JAX runs on the CPU unless
-`JAX_PLATFORMS` says otherwise: a search needs no GPU.
+`JAX_PLATFORMS` says otherwise: only `calibrate` needs the GPUs.
 """
 
 import argparse
@@ -16,12 +16,15 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from lts.api import price, search
+from lts.calibrate.machine import calibrate, calibration_path, write
+from lts.calibration import is_path
 from lts.entry import Entry, NoArgumentsError, failure, find, is_entry
 from lts.hardware import Cluster
 from lts.models import (
@@ -35,6 +38,7 @@ from lts.options import (
     DEGREES,
     OF_MODELS,
     Parser,
+    add_calibrate,
     add_price,
     add_search,
     add_verify,
@@ -48,6 +52,7 @@ from lts.options import (
 from lts.plan import SERVINGS, Plan
 from lts.prepare import NoFeasiblePlanError
 from lts.problem import Problem
+from lts.report.calibrated import calibrated_text
 from lts.report.explain import explain_text, operations
 from lts.report.listing import clusters_text, models_text, verification_text
 from lts.report.progress import search_progress
@@ -67,8 +72,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
       The exit status.
     """
-    if not os.environ.get("JAX_PLATFORMS"):
-        jax.config.update("jax_platforms", "cpu")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a name that the terminal lacks
     try:
@@ -76,6 +79,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             warnings.simplefilter("default", UserWarning)
             warnings.showwarning = _show_warning
             args = _parser().parse_args(argv)
+            if not os.environ.get("JAX_PLATFORMS") and args.run is not _run_calibrate:
+                jax.config.update("jax_platforms", "cpu")
             status = args.run(args)
         sys.stdout.flush()
         return status
@@ -132,6 +137,8 @@ def _parser() -> argparse.ArgumentParser:
     explained.add_argument("--op", metavar="NAME", help=words)
     explained.add_argument("--json", action="store_true", help="print one JSON object")
     add_verify(add(_run_verify, "compile a saved plan, compare with what it predicts"))
+    words = "measure the chips at hand, write a cluster file for --cluster"
+    add_calibrate(add(_run_calibrate, words))
     for run, what in (_run_models, "models"), (_run_clusters, "clusters"):
         option = add(run, f"list the {what} that come with lts").add_argument
         option("--json", action="store_true", help="print one JSON object")
@@ -161,6 +168,7 @@ def _problem(args: argparse.Namespace) -> tuple[Any, dict[str, Any], Entry | Non
         "serving": args.serving,
         "weight_dtype": args.weight_dtype,
         "kv_dtype": args.kv_dtype,
+        "engine": args.engine,
     }
     if entry is not None:
         return entry.target, options, entry
@@ -245,6 +253,32 @@ def _run_verify(args: argparse.Namespace) -> int:
     return INFEASIBLE if args.strict and not found["ok"] else DONE
 
 
+def _run_calibrate(args: argparse.Namespace) -> int:
+    if not is_path(args.out.name):
+        raise ValueError(f"--out {args.out}: a cluster file's name ends in .yaml")
+    files = [args.out, calibration_path(args.out)]
+    for path in files:
+        _check_writable(path, "cluster file")
+    found = calibrate(
+        name=args.name or args.out.stem,
+        today=date.today().isoformat(),
+        quick=args.quick,
+        on_family=_show_measured if sys.stderr.isatty() else None,
+    )
+    cluster = write(found, args.out)
+    data = {
+        **found.to_dict(),
+        "cluster": cluster.to_dict(),
+        "files": [str(path) for path in files],
+    }
+    print(_json(data) if args.json else calibrated_text(data))
+    return DONE
+
+
+def _show_measured(key: str) -> None:
+    print(f"lts: measuring {key}", file=sys.stderr)
+
+
 def _run_models(args: argparse.Namespace) -> int:
     found = [
         {
@@ -324,8 +358,8 @@ def _deliver(plan: Plan, args: argparse.Namespace, entry: Entry | None) -> int:
     return status
 
 
-def _check_writable(path: Path | None) -> None:
-    """Refuse a place that cannot be written to before the search, not after it."""
+def _check_writable(path: Path | None, what: str = "plan") -> None:
+    """Refuse a place that cannot be written to before the work, not after it."""
     if path is None:
         return
     existed = path.exists()
@@ -334,7 +368,7 @@ def _check_writable(path: Path | None) -> None:
             pass
     except OSError as error:
         raise ValueError(
-            f"cannot write plan '{path}': {error.strerror}; give --out a file in a "
+            f"cannot write {what} '{path}': {error.strerror}; give --out a file in a "
             "folder that exists and that you may write to"
         ) from None
     if not existed:

@@ -216,6 +216,8 @@ class Node:
         state that the axis has in every plan.
       exchanges: collectives of such an op.
       attention: of an op that is a part of a fused attention.
+      merged: of a product by a weight, the weights of all products that read the same
+        array over its own: compilers and engines run them as one.
     """
 
     index: int
@@ -237,6 +239,7 @@ class Node:
     fixed: tuple[tuple[str, int, int], ...] = ()
     exchanges: tuple[Exchange, ...] = ()
     attention: Attention | None = None
+    merged: float = 1.0
 
     @property
     def is_op(self) -> bool:

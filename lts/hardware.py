@@ -12,7 +12,8 @@ Schema of a cluster file:
     gpus_per_node: 8
     reserve_fraction: 0.1       # optional: share of HBM that is never planned
     chip: h100                  # a preset's chip, or a mapping with the fields of Chip,
-                                # peak_flops_per_s as {bfloat16: 989.4e+12, ...}
+                                # peak_flops_per_s as {bfloat16: 989.4e+12, ...},
+                                # calibration as a path seen from this file
     intra: {name: NVLink4, bandwidth_bytes_per_s: 340.0e+9, latency_s: 3.6e-6,
             hop_latency_s: 2.4e-6, source: "where the numbers come from"}
     inter: {...}                # as intra
@@ -33,6 +34,8 @@ from typing import Any, Self, TypeVar
 
 import jax
 import yaml
+
+from lts import calibration
 
 DEFAULT_RESERVE_FRACTION = 0.1
 """Share of HBM kept for the CUDA context, NCCL buffers and fragmentation.
@@ -70,7 +73,7 @@ class Chip:
     source: str
     num_sms: int = 132  # streaming multiprocessors: what a wave of tiles fills
     l2_bytes: int = 50 * 2**20
-    calibration: str = "h100"  # fitted operator models, a file in calibrations/
+    calibration: str = "h100"  # fitted operator models: in calibrations/, or a path
 
     def __post_init__(self) -> None:
         _check_texts(self, "name", "source", "calibration")
@@ -257,9 +260,15 @@ class Cluster:
             reason = " ".join(str(error).split())
             raise ValueError(f"cluster file '{path}' is no YAML: {reason}") from error
         try:
-            return cls.from_dict(data)
+            cluster = cls.from_dict(data)
+            named = cluster.chip.calibration
+            if not calibration.is_path(named):
+                return cluster
+            absolute = str(Path(path).absolute().parent / named)
+            calibration.load(absolute)
         except ValueError as error:
             raise ValueError(f"cluster file '{path}': {error}") from error
+        return replace(cluster, chip=replace(cluster.chip, calibration=absolute))
 
     @classmethod
     def detect(cls) -> "Cluster":

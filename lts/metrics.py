@@ -48,6 +48,9 @@ class Metrics:
       tokens_per_s_per_gpu: generated (prefill only: read) tokens.
       concurrency: requests in flight.
       peak_bytes: of the fullest GPU; `weight_bytes` and `cache_bytes` are parts of it.
+      error: relative error bar of the step time, from points held out of the fits: of
+        its operators, or that of the engine's profile if it is larger.
+      engine: profile of what serves a model; None for a function.
       breakdown: nodes and reshards with the time that each takes.
       shapes: of a function at several shapes, the step time at each; `step_time_s` is
         then their mean, and the breakdown that of the first.
@@ -62,6 +65,8 @@ class Metrics:
     peak_bytes: float = 0.0
     weight_bytes: float = 0.0
     cache_bytes: float = 0.0
+    error: float | None = None
+    engine: str | None = None
     breakdown: tuple[Part, ...] = ()
     shapes: tuple[ShapeMetrics, ...] = ()
 

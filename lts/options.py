@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lts.api import DEFAULT_BUDGET, DEFAULT_METHOD
+from lts.cost.profile import names as engine_names
 from lts.methods import METHODS
 from lts.plan import SERVINGS
 from lts.workload import Workload
@@ -32,6 +33,7 @@ OF_MODELS = (
     "concurrency",
     "weight_dtype",
     "kv_dtype",
+    "engine",
 )
 """Options that only a model to serve has."""
 OF_FUNCTIONS = ("args", "weights", "state")
@@ -69,12 +71,22 @@ def add_verify(command: argparse.ArgumentParser) -> None:
     """Options of a verification."""
     option = command.add_argument
     option("plan", help="a plan.json")
-    option("--target", default="cpu", help="what to compile for: cpu")
+    option("--target", default="cpu", help="what to compile for: cpu or h100")
     option("--strict", action="store_true", help="exit with 1 if anything differs")
     option("--json", action="store_true", help="print one JSON object")
     words = "module:function that the plan is of; else the one that it was found by"
     option("--function", metavar="M:F", help=words)
     option("--args", metavar="M:F", help="callable that returns its arguments")
+
+
+def add_calibrate(command: argparse.ArgumentParser) -> None:
+    """Options of a calibration."""
+    option = command.add_argument
+    words = "cluster file; the calibration goes to my.calibration.yaml beside it"
+    option("--out", type=Path, metavar="my.yaml", required=True, help=words)
+    option("--name", help="of the cluster; else the file's")
+    option("--quick", action="store_true", help="fewer sizes")
+    option("--json", action="store_true", help="print one JSON object")
 
 
 def _add_problem(command: argparse.ArgumentParser) -> None:
@@ -98,6 +110,8 @@ def _add_problem(command: argparse.ArgumentParser) -> None:
     dtypes = "bf16, fp16, fp32 or fp8; else the config's own"
     option("--weight-dtype", type=dtype_of, metavar="D", help=dtypes)
     option("--kv-dtype", type=dtype_of, metavar="D", help=dtypes)
+    engines = f"what serves it: {', '.join(engine_names())}; default middle"
+    option("--engine", metavar="E", help=engines)
     words = "callable that returns a function's arguments; else FUNCTION_args beside it"
     option("--args", metavar="M:F", help=words)
     words = "of a function: arguments that hold parameters, separated by commas"

@@ -12,6 +12,9 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from lts.cost.memory import is_looped, leaf_bytes
+from lts.cost.pricing import Pricing
+from lts.cost.profile import MIDDLE
+from lts.cost.profile import load as load_profile
 from lts.cost.sharding import shard
 from lts.cost.tables import (
     CostTables,
@@ -80,6 +83,7 @@ def prepare_problem(
     cluster: Cluster,
     *,
     degrees: Sequence[Degrees] | None = None,
+    engine: str | None = None,
     max_stages: int | None = None,
     pins: Mapping[str, PartitionSpec] | None = None,
     on_unknown: str = "error",
@@ -88,6 +92,7 @@ def prepare_problem(
 
     Args:
       degrees: None for all that the cluster has.
+      engine: name of the profile of what serves it; None for the geometric middle.
       max_stages: pipeline stages at most; None for as many as divide the layers.
 
     Raises:
@@ -111,8 +116,8 @@ def prepare_problem(
     batches = {"prefill": _prompt_grid(space, workload, top)}
     if not workload.prefill_only:
         batches["decode"] = _decode_grid(space, workload, top)
-    skew = workload.routing_skew
-    tables = tables_of(graphs, space, cluster, batches, TRACED_BATCH, skew)
+    pricing = serving_pricing(problem, workload, cluster, engine)
+    tables = tables_of(graphs, space, pricing, batches, TRACED_BATCH)
     evaluator = TableEvaluator(tables=tables, workload=workload)
     return Prepared(traced=traced, graphs=graphs, evaluator=evaluator)
 
@@ -172,7 +177,7 @@ def prepare_plain(
     batches = {
         phase: np.ones((len(space.degrees), 1), np.int64) for phase in space.graphs
     }
-    tables = tables_of(graphs, space, cluster, batches, 1)
+    tables = tables_of(graphs, space, Pricing(cluster=cluster), batches, 1)
     evaluator = TableEvaluator(tables=tables, workload=None)
     return Prepared(traced=traced, graphs=graphs, evaluator=evaluator, state=state)
 
@@ -196,25 +201,39 @@ def _argument_bytes(graph: OpGraph) -> float:
     return sum(held_bytes(graph, kind) for kind in kinds)
 
 
+def serving_pricing(
+    problem: Problem, workload: Workload, cluster: Cluster, engine: str | None
+) -> Pricing:
+    """How a served model is priced.
+
+    A decode step attends to what is there halfway through a request's output.
+
+    Raises:
+      ValueError: if there is no profile of that name.
+    """
+    return Pricing(
+        cluster=cluster,
+        engine=load_profile(engine or MIDDLE),
+        skew=workload.routing_skew,
+        one_byte=problem.one_byte,
+        context=workload.input_len + workload.output_len / 2,
+    )
+
+
 def tables_of(
     graphs: Mapping[str, OpGraph],
     space: Space,
-    cluster: Cluster,
+    pricing: Pricing,
     batches: Mapping[str, np.ndarray],
     traced_batch: int,
-    skew: float = 1.0,
 ) -> CostTables:
-    """Cost tables of traced phases; `batches` per phase, `[degrees, batches]`.
-
-    Args:
-      skew: `Workload.routing_skew`.
-    """
+    """Cost tables of traced phases; `batches` per phase, `[degrees, batches]`."""
     hubs = {
         phase: hub.index
         for phase, graph in graphs.items()
         if (hub := hub_value(graph)) is not None
     }
-    return build_tables(space, cluster, batches, traced_batch, hubs, skew)
+    return build_tables(space, pricing, batches, traced_batch, hubs)
 
 
 def num_layers(graph: OpGraph) -> int:

@@ -47,6 +47,8 @@ class Problem:
       name: what messages call it.
       dim_names: per argument path, names of its dims ("" for none), for display.
       trips: of while loops, as in `lts.search`.
+      one_byte: how products with weights of one byte run: "fp8" (a scale per matrix or
+        channel), "fp8_block" (per block), or "w8" (widened as they are loaded).
     """
 
     prefill: Callable[..., Any]
@@ -57,6 +59,7 @@ class Problem:
     name: str = "problem"
     dim_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
     trips: Trips = None
+    one_byte: str = "fp8"
 
     def function(self, phase: str) -> Callable[..., Any]:
         """The function of a phase, "prefill" or "decode"."""
@@ -106,7 +109,14 @@ def zoo_problem(
         args=args,
         name=model.name,
         dim_names=_zoo_dims(model, weight_dtype),
+        one_byte=_one_byte(model, weight_dtype),
     )
+
+
+def _one_byte(model: Decoder, weight_dtype: str | None) -> str:
+    quantization = model.config.quantization
+    own = quantization is not None and weight_dtype in (None, quantization.dtype)
+    return "fp8_block" if own and quantization.dtype.startswith("float8") else "fp8"
 
 
 def _zoo_dims(

@@ -86,6 +86,7 @@ class Source:
             context.problem,
             context.workload,
             self.cluster,
+            engine=context.engine,
             max_stages=self.most_stages(max_stages),
             **options,
         )
@@ -122,6 +123,7 @@ def source_of(
     serving: str,
     weight_dtype: str | None,
     kv_dtype: str | None,
+    engine: str | None = None,
 ) -> Source:
     if serving not in SERVINGS:
         raise ValueError(f"serving is {serving!r}; there are {', '.join(SERVINGS)}")
@@ -162,7 +164,11 @@ def source_of(
         if own.trips is not None:
             target = replace(target, trips=own.trips)
         context = Context(
-            workload=workload, problem=target, model=model, devices=devices
+            workload=workload,
+            problem=target,
+            model=model,
+            devices=devices,
+            engine=engine,
         )
         return Source(context=context, cluster=cluster, degrees=degrees)
     if workload is not None:
@@ -170,6 +176,8 @@ def source_of(
             "a workload needs a model to serve; wrap functions in lts.Problem, or drop "
             "workload to minimise one function's step time"
         )
+    if engine is not None:
+        raise ValueError("an engine serves models; a function runs alone: drop engine=")
     if serving == "pools":
         raise ValueError("pools serve a model; a function has one phase: drop serving=")
     context = Context(plain=own.function(target, args, kwargs), devices=devices)

@@ -9,6 +9,9 @@ import pytest
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 import lts
+from lts.cost import profile
+from lts.cost.collective import collective_time_s
+from lts.cost.pricing import Pricing
 from tests.tiny import CLUSTER, WORKLOAD, model_of, priced
 
 SERVED = {"target": model_of("dense"), "cluster": CLUSTER, "workload": WORKLOAD}
@@ -81,11 +84,14 @@ def test_tensor_parallel_specs_by_hand_are_priced_as_one_all_reduce():
     plan = lts.price(mlp, mlp_args(), mesh=mesh, cluster=CLUSTER, specs=specs)
     reshards = [p for p in plan.metrics.breakdown if p.kind == "reshard"]
     assert len(reshards) == 1
-    # ring all-reduce of the result [64, 32] float32 over 8 GPUs of one node
-    link, nbytes = CLUSTER.intra, 64 * 32 * 4
-    expected = link.latency_s + 3 * link.hop_latency_s
-    expected += 2 * 7 / 8 * nbytes / link.bandwidth_bytes_per_s
-    assert reshards[0].time_s == pytest.approx(expected, rel=1e-6)
+    # all-reduce of the result [64, 32] float32 over 8 GPUs of one node: a knot of bytes
+    nbytes, group = np.array(64 * 32 * 4.0), (np.array(8), np.array(1))
+    pricing = Pricing(cluster=CLUSTER)
+    expected = collective_time_s("all_reduce", nbytes, *group, pricing)
+    assert reshards[0].time_s == pytest.approx(float(expected), rel=1e-6)
+    assert reshards[0].provenance == "measured"
+    fit = pricing.fit("all_reduce/nccl/8")
+    assert reshards[0].error == fit.median_error
     assert plan.in_specs == (
         PartitionSpec(),
         PartitionSpec(None, "tp"),
@@ -137,7 +143,13 @@ def test_metrics_are_consistent():
     further = output_len - 1
     tpot_s = decode.step_time_s + (metrics.concurrency - 1) / further * prompt_s
     assert metrics.tpot_s == pytest.approx(tpot_s, rel=1e-5)
-    ttft_s = prefill.step_time_s + decode.step_time_s
+    engine = profile.load()
+    ttft_s = engine.host_s + engine.alone * prefill.step_time_s
+    ttft_s += engine.waiting * metrics.concurrency * prompt_s
+    ttft_s += engine.running * decode.step_time_s
+    rate = plan.objective * CLUSTER.num_gpus / 1e4
+    ttft_s += engine.saturation_s * rate**4
+    assert (metrics.engine, metrics.error) == ("middle", engine.tpot_error)
     assert metrics.ttft_s == pytest.approx(ttft_s, rel=1e-5)
     cycle_s = further * decode.step_time_s + metrics.concurrency * prompt_s
     tokens = metrics.concurrency * output_len / cycle_s / CLUSTER.num_gpus

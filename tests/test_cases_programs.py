@@ -21,6 +21,7 @@ import lts
 from lts.apply import jitted
 from lts.assignment import Assignment
 from lts.cost.predict import predicted_collectives
+from lts.cost.pricing import Pricing
 from lts.cost.reshards import Reshards, reshards
 from lts.cost.tables import edge_states
 from lts.degrees import by_hand
@@ -53,7 +54,7 @@ def product():
 
 @functools.cache
 def prices(rank: int) -> Reshards:
-    return reshards((rank,), (Degrees(stages=1, axes=AXES),), CLUSTER)
+    return reshards((rank,), (Degrees(stages=1, axes=AXES),), Pricing(cluster=CLUSTER))
 
 
 def price(rank: int, source: np.ndarray, target: np.ndarray, nbytes: float) -> float:

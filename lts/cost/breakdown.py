@@ -1,10 +1,23 @@
 """Where the time and memory of one candidate go: rows for people."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import jax.numpy as jnp
 import numpy as np
 
 from lts.cost.collective import hand_over_time_s
+from lts.cost.estimates import (
+    ACROSS_GENERATIONS,
+    BOUND,
+    SCALED,
+    Estimate,
+    combined,
+    of_collectives,
+    of_node,
+)
+from lts.cost.pricing import Pricing
+from lts.cost.serving import Step, depth_of, engine_step
 from lts.cost.tables import CostTables, PhaseTables
 
 
@@ -16,9 +29,13 @@ class Part:
       phase: of the program.
       name: of the node, or `source -> target` of a reshard.
       kind: "op", "value" (elementwise kernels and reductions), "reshard", or
-        "hand-over" (from one pipeline stage to the next).
+        "hand-over" (from one pipeline stage to the next), or "engine" (launches and
+        host work of a step).
       time_s: seconds per step, all trips.
       states: what each mesh axis shards; for a reshard None.
+      error: relative, of points that were held out of the fit behind it.
+      provenance: "measured" on this chip, "scaled" from another chip or kernel, or
+        "bound" (achieved rates alone).
     """
 
     phase: str
@@ -26,6 +43,8 @@ class Part:
     kind: str
     time_s: float
     states: tuple[str | None, ...] | None = None
+    error: float = 0.0
+    provenance: str = BOUND
 
 
 def breakdown(
@@ -54,6 +73,7 @@ def breakdown(
                     name=node.name,
                     kind="op" if node.is_op else "value",
                     time_s=float(table[d, choice, place]),
+                    **of_node(node, tables.pricing)._asdict(),
                     states=tuple(
                         None if s == 0 else own.factors[s - 1].name for s in states
                     ),
@@ -79,6 +99,10 @@ def breakdown(
                     name=" -> ".join(ends),
                     kind="reshard",
                     time_s=time_s,
+                    **of_collectives(
+                        tables.reshards.crosses(rank, d, source, target),
+                        tables.pricing,
+                    )._asdict(),
                 )
             )
         hand_over_s = _hand_over_s(tables, found, d, choices, place)
@@ -88,9 +112,40 @@ def breakdown(
                 name="from stage to stage",
                 kind="hand-over",
                 time_s=hand_over_s,
+                **of_collectives(
+                    not space.degrees[d].stages_inside, tables.pricing
+                )._asdict(),
             )
         )
+        parts.append(_engine_part(tables, phase, d, place, parts))
     return tuple(part for part in parts if part.time_s > 0)
+
+
+def _engine_part(
+    tables: CostTables, phase: str, d: int, place: int, parts: list[Part]
+) -> Part:
+    """What the engine adds to the operators of a step."""
+    engine, found = tables.pricing.engine, tables.phases[phase]
+    total = sum(part.time_s for part in parts if part.phase == phase)
+    own = 0.0
+    if engine is not None:
+        step = Step(
+            time_s=jnp.array([[total]]),
+            activation_bytes=jnp.zeros((1, 1)),
+            batches=jnp.asarray(found.batches[d : d + 1, place : place + 1]),
+        )
+        stages = jnp.array([tables.space.degrees[d].stages])
+        depth = depth_of(found.graph)
+        served = engine_step(step, phase, stages, depth, engine)
+        own = float(served.time_s[0, 0]) - total
+    return Part(
+        phase=phase,
+        name="launches and host",
+        kind="engine",
+        time_s=own,
+        error=(engine and engine.tpot_error) or ACROSS_GENERATIONS,
+        provenance=SCALED,
+    )
 
 
 def _hand_over_s(
@@ -103,7 +158,7 @@ def _hand_over_s(
         for table, variable in zip(found.stream_bytes, found.variables, strict=True)
         if table is not None
     )
-    time_s = hand_over_time_s(np.asarray(nbytes), degrees, tables.cluster)
+    time_s = hand_over_time_s(np.asarray(nbytes), degrees, tables.pricing)
     return float(time_s * degrees.stages)
 
 
@@ -122,3 +177,12 @@ def memory_parts(tables: CostTables, picks: np.ndarray) -> dict[str, float]:
         "cache_per_sequence": sum(total(tables.cache_bytes)) / stages,
         "arguments": sum(total(tables.held_bytes)),
     }
+
+
+def error_of(parts: Sequence[Part], phase: str, pricing: Pricing) -> float:
+    """Relative error bar of a step: its parts err alike, an engine's as a whole."""
+    own = [part for part in parts if part.phase == phase]
+    estimates = [Estimate(part.error, part.provenance) for part in own]
+    found = combined([part.time_s for part in own], estimates)
+    engine = pricing.engine
+    return max(found, (engine and engine.tpot_error) or 0.0)

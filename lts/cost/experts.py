@@ -14,9 +14,9 @@ import numpy as np
 
 from lts.cost.collective import collective_time_s
 from lts.cost.dispatch import all_to_all_bytes, expert_rows, experts_touched, rounds
+from lts.cost.pricing import Pricing
 from lts.cost.sharding import Sharding, group_sizes, shard
 from lts.graph import Node, Operand
-from lts.hardware import Cluster
 from lts.mesh import Degrees, MeshAxis
 
 _ELEMENTWISE_LAUNCHES = 4  # sort, pack, activation, combine
@@ -121,15 +121,14 @@ def load_of(node: Node, sharding: Sharding, skew: float) -> Load:
     )
 
 
-def expert_time_s(
-    node: Node, sharding: Sharding, cluster: Cluster, skew: float
-) -> np.ndarray:
-    """Seconds of all trips of an expert op, its exchanges included.
+def expert_time_s(node: Node, sharding: Sharding, pricing: Pricing) -> np.ndarray:
+    """Seconds of all trips of an expert op under XLA, its exchanges included.
 
     Returns:
       `[degrees, choices, batches]`.
     """
-    load, sizes, chip = load_of(node, sharding, skew), sizes_of(node), cluster.chip
+    load, sizes = load_of(node, sharding, pricing.skew), sizes_of(node)
+    chip = pricing.chip
     bandwidth = chip.achieved_bytes_per_s
     rows = _rows(load)
     products = 2.0 * sizes.products * sizes.width * sizes.hidden / load.hidden_ways
@@ -139,8 +138,8 @@ def expert_time_s(
     wide = (sizes.products + 1) * sizes.hidden / load.hidden_ways
     moved = moved + rows * (2 * sizes.width + wide) * sizes.itemsize
     launches = sizes.products + _ELEMENTWISE_LAUNCHES
-    time_s = np.maximum(math_s, moved / bandwidth) + launches * chip.op_launch_s
-    time_s = time_s + _exchange_time_s(load, sizes, cluster, bandwidth, skew)
+    time_s = np.maximum(math_s, moved / bandwidth) + launches * pricing.launch_s
+    time_s = time_s + _exchange_time_s(load, sizes, pricing, bandwidth)
     return time_s * node.trips
 
 
@@ -162,18 +161,19 @@ def _exchanged_bytes(load: Load, sizes: Sizes) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _exchange_time_s(
-    load: Load, sizes: Sizes, cluster: Cluster, bandwidth: float, skew: float
+    load: Load, sizes: Sizes, pricing: Pricing, bandwidth: float
 ) -> np.ndarray:
     """Two all-to-alls a round, and the all-reduce that counts the rounds."""
     there, back = _exchanged_bytes(load, sizes)
     group = load.inside[..., None], load.across[..., None]
     packed = 2 * (there + back) / bandwidth  # written and read once on each side
     one_round = packed + sum(
-        collective_time_s("all_to_all", nbytes, *group, cluster)
+        collective_time_s("all_to_all", nbytes, *group, pricing)
         for nbytes in (there, back)
     )
-    count = collective_time_s("all_reduce", np.array(4.0), *group, cluster)
-    total = rounds(load.tokens, sizes.top_k, load.split, skew) * one_round + count
+    count = collective_time_s("all_reduce", np.array(4.0), *group, pricing)
+    total = rounds(load.tokens, sizes.top_k, load.split, pricing.skew)
+    total = total * one_round + count
     return np.where(load.exchanged > 1, total, 0.0)
 
 

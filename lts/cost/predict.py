@@ -5,6 +5,7 @@ and how often. Where a partitioner has to make a reduce-scatter itself, XLA's CP
 pipeline keeps an all-reduce and a slice, and is predicted to.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,9 +15,10 @@ from lts.cost import experts
 from lts.cost.sharding import reduced_axes
 from lts.cost.tables import edge_states
 from lts.graph import EXPERTS, Node, OpGraph
-from lts.hops import hops
+from lts.hops import entries_of
+from lts.layout import array_hops, scatters_sums
 from lts.mesh import MeshAxis
-from lts.scattered import PRODUCTS, scatters_sums
+from lts.scattered import PRODUCTS
 
 SCATTERING = frozenset({EXPERTS, *PRODUCTS})
 """Ops whose applied form scatters its sums, on every target."""
@@ -48,24 +50,30 @@ def predicted_collectives(
       scatters: whether the target makes reduce-scatters.
     """
     sizes = np.array([axis.size for axis in axes])
+    names = [axis.name for axis in axes]
     rows: list[Predicted] = []
-    seen = set()
+    seen: set[tuple] = set()
+    read = {edge.source for edge in graph.edges}
     for edge in graph.edges:
+        end = graph.nodes[edge.target]
+        if not (end.is_op or end.index in read or end.leaves or end.kernels):
+            continue  # nothing reads this result: compilers drop it
         source = edge_states(edge, graph.nodes, states[edge.source], True)
         target = edge_states(edge, graph.nodes, states[edge.target], False)
-        key = (edge.source, edge.tensor, tuple(target))
-        if key in seen:
-            continue
-        seen.add(key)
         ends = [graph.nodes[i].name for i in (edge.source, edge.target)]
         primitive = graph.nodes[edge.source].primitive
         shape = [edge.array.shape[dim] for dim in edge.dims]
         own = (scatters or primitive in SCATTERING) and scatters_sums(
             primitive, shape, source, target, axes
         )
-        for hop in hops(source, target, len(edge.dims), sizes > 1, scatters=own):
-            names = tuple(a.name for a, on in zip(axes, hop.axes, strict=True) if on)
-            if hop.kind == "slice" or not names:
+        way: tuple = (edge.source, edge.tensor)
+        for hop in array_hops(source, target, shape, axes, scatters=own):
+            way += hop.kind, *entries_of(hop.states, hop.order, names, len(shape))
+            if way in seen:
+                continue  # shared with another that goes the same way at first
+            seen.add(way)
+            over = tuple(itertools.compress(names, hop.axes))
+            if hop.kind == "slice" or not over:
                 continue
             local = edge.array.nbytes / np.where(hop.held, sizes, 1).prod()
             ways = np.where(hop.axes, sizes, 1).prod()
@@ -73,7 +81,7 @@ def predicted_collectives(
             rows.append(
                 Predicted(
                     kind=hop.kind,
-                    axes=names,
+                    axes=over,
                     nbytes=round(local),
                     count=edge.trips,
                     reason=" -> ".join(ends),

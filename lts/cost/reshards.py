@@ -13,12 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from lts.cost.collective import collective_time_s
-from lts.hardware import Cluster
+from lts.cost.pricing import Pricing
 from lts.hops import KINDS, coded_hops, every_state
 from lts.mesh import Degrees
 
-KNOTS = 256.0 * 2.0 ** np.arange(34)
-"""Bytes of the global array at which reshards are priced: 256 B to 2 TiB."""
+KNOTS = 2.0 ** np.concatenate([np.arange(8, 32, 0.5), np.arange(32, 42)])
+"""Bytes of the global array at which reshards are priced, 256 B to 2 TiB: two per
+doubling where protocols change."""
 
 _KINDS = (*KINDS, "slice")
 
@@ -33,11 +34,18 @@ class Reshards:
         `lts.hops.coded_hops`.
       pattern: which axes have more than one device, as a number; int `[degrees]`.
       time_s: of each set, float `[degrees, sets, knots]`.
+      across: whether a set has a hop between nodes; bool `[degrees, sets]`.
     """
 
     sets: dict[int, np.ndarray]
     pattern: np.ndarray
     time_s: np.ndarray
+    across: np.ndarray
+
+    def crosses(self, rank: int, d: int, source: int, target: int) -> bool:
+        """Whether the way from one layout code to another leaves a node."""
+        number = self.sets[rank][self.pattern[d], source, target]
+        return bool(self.across[d, number])
 
     def of(self, rank: int, d: int, source: int, target: int, nbytes: float) -> float:
         """Seconds from one layout code to another of an array of `nbytes`."""
@@ -80,7 +88,9 @@ def _code(kind: int, taking: np.ndarray, held: np.ndarray, axes: int) -> np.ndar
     return 1 + kind * 4**axes + bits
 
 
-def reshards(ranks: Iterable[int], degrees: Sequence[Degrees], cluster: Cluster):
+def reshards(
+    ranks: Iterable[int], degrees: Sequence[Degrees], pricing: Pricing
+) -> Reshards:
     """Prices between all layouts of arrays of these ranks, under all degrees."""
     sizes = np.array([[axis.size for axis in d.axes] for d in degrees])
     inside = np.array([[axis.inside for axis in d.axes] for d in degrees], bool)
@@ -100,15 +110,28 @@ def reshards(ranks: Iterable[int], degrees: Sequence[Degrees], cluster: Cluster)
     return Reshards(
         sets=tables,
         pattern=pattern.ravel(),
-        time_s=_times_s([*numbers], sizes, inside, cluster),
+        time_s=_times_s([*numbers], sizes, inside, pricing),
+        across=_across([*numbers], (sizes > 1) & ~inside),
     )
+
+
+def _across(sets: Sequence[tuple[int, ...]], outer: np.ndarray) -> np.ndarray:
+    """Which sets have a hop over one of the outer axes; `[degrees, sets]`."""
+    axes = outer.shape[1]
+    chosen = every_state(2, axes).astype(bool)
+    found = np.zeros((len(outer), len(sets)), bool)
+    for number, codes in enumerate(sets):
+        for code in codes:
+            taking = chosen[(code - 1) % 4**axes // 2**axes]
+            found[:, number] |= (taking & outer).any(-1)
+    return found
 
 
 def _times_s(
     sets: Sequence[tuple[int, ...]],
     sizes: np.ndarray,
     inside: np.ndarray,
-    cluster: Cluster,
+    pricing: Pricing,
 ) -> np.ndarray:
     axes = sizes.shape[1]
     chosen = every_state(2, axes).astype(bool)  # sets of axes, by their bits
@@ -123,24 +146,24 @@ def _times_s(
         ways = np.where(held, sizes, 1).prod(-1)[:, None]
         if _KINDS[kind] == "slice":
             ways = ways * np.where(taking, sizes, 1).prod(-1)[:, None]
-            time_s = slice_time_s(KNOTS / ways, cluster)
+            time_s = slice_time_s(KNOTS / ways, pricing)
         else:
             time_s = collective_time_s(
                 _KINDS[kind],
                 KNOTS / ways,
                 np.where(taking & inside, sizes, 1).prod(-1)[:, None],
                 np.where(taking & ~inside, sizes, 1).prod(-1)[:, None],
-                cluster,
+                pricing,
             )
         total[:, numbers] += time_s[:, None]
     return total
 
 
-def slice_time_s(nbytes: np.ndarray, cluster: Cluster) -> np.ndarray:
+def slice_time_s(nbytes: np.ndarray, pricing: Pricing) -> np.ndarray:
     """Seconds of cutting a slice of `nbytes` out: it is read and written.
 
     Compilers copy what a contraction reads. Were it free, a search would keep weights
     whole and slice them in every step.
     """
-    chip = cluster.chip
-    return chip.op_launch_s + 2 * nbytes / chip.achieved_bytes_per_s
+    chip = pricing.chip
+    return pricing.launch_s + 2 * nbytes / chip.achieved_bytes_per_s

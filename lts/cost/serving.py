@@ -4,7 +4,6 @@ Where prefill and decode share the GPUs (*colocated*), `B` requests are in fligh
 steady state; while one decodes its `O - 1` further tokens, the others' prompts are
 prefilled in between, `P` at a time:
 
-    TTFT = t_prefill(P) + t_decode(B)              a running step ends first
     TPOT = t_decode(B) + (B - 1) / (O - 1) * t_prefill(P) / (P * stages)
     tokens/s = B * O / ((O - 1) * t_decode(B) + B * t_prefill(P) / (P * stages))
 
@@ -13,11 +12,11 @@ of decode (`lts.cost.transfer`). An instance serves so many requests per second:
 
     prefill: P / max(t_prefill(P) / stages, t_transfer(P))    beside computing
     decode:  B / ((O - 1) * t_decode(B))
-    TTFT = t_prefill(P) + t_transfer(P)       TPOT = t_decode(B)
+    TPOT = t_decode(B)
 
 A step of a pipeline takes its whole depth at `B / stages` sequences a stage; prompts
-overlap over stages. Source: the closed-loop model of Vidur-style simulators; the terms
-are those that published end-to-end measurements support.
+overlap over stages. Steps have what the engine adds to its operators (`engine_step`),
+and a first token waits as `lts.cost.steady.ttft_s` says.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,6 +25,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from lts.cost import steady
+from lts.cost.profile import Profile
+from lts.graph import EXPERTS, OpGraph
 from lts.workload import Workload
 
 IMPOSSIBLE = 50.0
@@ -78,6 +80,36 @@ class Outcome(NamedTuple):
     peak_bytes: jax.Array
     concurrency: jax.Array
     places: tuple[jax.Array, jax.Array]
+
+
+def depth_of(graph: OpGraph) -> steady.Depth:
+    """Layers, and layers with experts: what launches are counted by.
+
+    A layer is what attends once; without attention, what repeats most.
+    """
+    reads = [op for op in graph.ops if op.attention is not None]
+    found = sum(op.attention.share * op.trips for op in reads if op.attention)
+    layers = found or max((op.trips for op in graph.ops), default=1)
+    experts = sum(op.trips for op in graph.ops if op.primitive == EXPERTS)
+    return steady.Depth(layers=float(layers), expert_layers=float(experts))
+
+
+def engine_step(
+    step: Step, phase: str, stages: jax.Array, depth: steady.Depth, engine: Profile
+) -> Step:
+    """A step with the launches and host work of an engine.
+
+    Args:
+      phase: "prefill" reads prompts, "decode" generates.
+      stages: `[candidates]`.
+    """
+    time_s = step.time_s + steady.launches_s(depth, engine)
+    if phase == "prefill":
+        time_s = engine.prefill * (time_s + engine.prompt_s * step.batches)
+        return step._replace(time_s=time_s)
+    in_flight = step.batches * stages[:, None]
+    passed_on = engine.handover_s * in_flight * (1 - 1 / stages[:, None])
+    return step._replace(time_s=time_s + engine.step_s + passed_on)
 
 
 def _over(value: jax.Array, limit: float | None) -> jax.Array:
@@ -141,6 +173,7 @@ def prefill_outcome(
     num_gpus: jax.Array | int,
     usable_bytes: float,
     transfer_s: jax.Array | float = 0.0,
+    engine: Profile | None = None,
 ) -> Outcome:
     """Outcome of instances that prefill only; objective: tokens served/s/GPU.
 
@@ -152,6 +185,7 @@ def prefill_outcome(
       stages: `[candidates]`.
       num_gpus: of an instance, `[candidates]`.
       transfer_s: of the caches of one call, `[candidates, batches]`.
+      engine: whose host a first token passes; None for none.
     """
     batch = prefill.batches * stages[:, None]
     peak = weight_bytes[:, None] + prefill.activation_bytes
@@ -159,6 +193,8 @@ def prefill_outcome(
     period_s = jnp.maximum(prefill.time_s / stages[:, None], transfer_s)
     tokens_per_s = prefill.batches * served_tokens(workload) / period_s
     ttft_s = prefill.time_s + transfer_s
+    if engine is not None:
+        ttft_s = ttft_s + engine.host_s
     violation = _over(peak, usable_bytes) + _over(ttft_s, workload.ttft_s)
     tokens_per_s = tokens_per_s / jnp.broadcast_to(num_gpus, stages.shape)[:, None]
     place, least = _best(tokens_per_s, violation)
@@ -217,10 +253,12 @@ def colocated_outcome(
     workload: Workload,
     num_gpus: jax.Array | int,
     usable_bytes: float,
+    engine: Profile | None = None,
 ) -> Outcome:
     """Outcome of prefill and decode on the same GPUs; generated tokens/s/GPU.
 
     Args:
+      engine: as which a first token waits; None: for its prefill and a running step.
       weight_bytes: per GPU, `[candidates]`.
       cache_bytes: per GPU and request, `[candidates]`.
       stages: `[candidates]`.
@@ -232,10 +270,15 @@ def colocated_outcome(
     in_flight = (per_stage * stage).astype(jnp.float32)
     decode_s = decode.time_s[:, :, None]
     prompt_s = prefill.time_s[:, None, :] / (prompts * stage)
-    ttft_s = prefill.time_s[:, None, :] + decode_s
     tpot_s = decode_s + (in_flight - 1) / max(further, 1) * prompt_s
     cycle_s = further * decode_s + in_flight * prompt_s
     tokens_per_s = in_flight * workload.output_len / cycle_s
+    alone_s = prefill.time_s[:, None, :]
+    ttft_s = alone_s + decode_s
+    if engine is not None:
+        ttft_s = steady.ttft_s(
+            alone_s, prompt_s, decode_s, in_flight, tokens_per_s, engine
+        )
     activations = jnp.maximum(
         decode.activation_bytes[:, :, None], prefill.activation_bytes[:, None, :]
     )
@@ -270,6 +313,7 @@ def outcome_of(
     workload: Workload | None,
     usable_bytes: float,
     transfer_s: jax.Array | float = 0.0,
+    engine: Profile | None = None,
 ) -> Outcome:
     """Outcome at the best batch: of a plain function (no workload), or of a model.
 
@@ -277,6 +321,7 @@ def outcome_of(
 
     Args:
       transfer_s: of a prefill pool, as `prefill_outcome`.
+      engine: that serves the model.
     """
     steps = priced.steps
     if workload is None:
@@ -291,7 +336,7 @@ def outcome_of(
         usable_bytes,
     )
     if len(steps) == 2:
-        return colocated_outcome(steps["decode"], steps["prefill"], *common)
+        return colocated_outcome(steps["decode"], steps["prefill"], *common, engine)
     if "decode" in steps:
         return decode_outcome(steps["decode"], *common)
-    return prefill_outcome(steps["prefill"], *common, transfer_s)
+    return prefill_outcome(steps["prefill"], *common, transfer_s, engine)

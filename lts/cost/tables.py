@@ -17,12 +17,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from lts.cost.memory import activation_bytes, is_looped, leaf_bytes, output_bytes
+from lts.cost.nodes import node_time_s
+from lts.cost.pricing import Pricing
 from lts.cost.reshards import Reshards, reshards
-from lts.cost.roofline import node_time_s
 from lts.cost.sharding import Sharding, shard
 from lts.graph import Edge, Node, NodeKind, OpGraph
 from lts.hardware import Cluster
 from lts.space import Space
+
+DECODE = "decode"
+"""Phase that generates a token per sequence."""
 
 
 @dataclass(kw_only=True)
@@ -94,13 +98,18 @@ class CostTables:
     """
 
     space: Space
-    cluster: Cluster
+    pricing: Pricing
     phases: Mapping[str, PhaseTables]
     reshards: Reshards
     looped_bytes: Mapping[int, np.ndarray]
     outer_bytes: Mapping[int, np.ndarray]
     cache_bytes: Mapping[int, np.ndarray]
     held_bytes: Mapping[int, np.ndarray]
+
+    @property
+    def cluster(self) -> Cluster:
+        """The chips and links."""
+        return self.pricing.cluster
 
 
 def member_states(space: Space, variable: int, node: Node) -> np.ndarray:
@@ -176,11 +185,10 @@ def _edge_record(
 
 def build_tables(
     space: Space,
-    cluster: Cluster,
+    pricing: Pricing,
     batches: Mapping[str, np.ndarray],
     traced_batch: int,
     hubs: Mapping[str, int],
-    skew: float = 1.0,
 ) -> CostTables:
     """Price every node and edge under all degrees, choices and batches.
 
@@ -188,7 +196,6 @@ def build_tables(
       batches: per phase, sequences per stage and call; int `[degrees, batches]`.
       traced_batch: the batch at which the graphs were traced.
       hubs: per phase, the index of the residual stream, if there is one.
-      skew: of a mixture of experts, tokens of the busiest device over the mean.
     """
     variable_of = {
         member: i for i, v in enumerate(space.variables) for member in v.members
@@ -219,7 +226,10 @@ def build_tables(
             batches=batches[phase],
             variables=variables,
             node_time_s=tuple(
-                node_time_s(n, s, cluster, skew).astype(np.float32) for n, s in pairs
+                (
+                    node_time_s(n, s, pricing) + _hosted_s(n, s, graph, phase, pricing)
+                ).astype(np.float32)
+                for n, s in pairs
             ),
             activation_bytes=tuple(
                 activation_bytes(n, graph, s) if n.is_op else None for n, s in pairs
@@ -238,18 +248,33 @@ def build_tables(
             _add_memory(memory, graph, variables, shardings, phases[phase])
     return CostTables(
         space=space,
-        cluster=cluster,
+        pricing=pricing,
         phases=phases,
         reshards=reshards(
             (len(r.edge.dims) for found in phases.values() for r in found.edges),
             space.degrees,
-            cluster,
+            pricing,
         ),
         looped_bytes=memory["looped"],
         outer_bytes=memory["outer"],
         cache_bytes=memory["cache"],
         held_bytes=memory["held"],
     )
+
+
+def _hosted_s(
+    node: Node, sharding: Sharding, graph: OpGraph, phase: str, pricing: Pricing
+) -> np.ndarray | float:
+    """Host time of the sequences that a rank decodes, at the caches that hold them."""
+    if pricing.engine is None or phase != DECODE or node.kind is not NodeKind.CACHE:
+        return 0.0
+    caches = sum(value.kind is NodeKind.CACHE for value in graph.values)
+    ways = np.ones(sharding.ways.shape[:2])
+    for i, factor in enumerate(node.factors):
+        if factor.batched:
+            ways = ways * sharding.ways[:, :, i]
+    sequences = sharding.batches[:, None, :] / ways[:, :, None]
+    return pricing.engine.sequence_s * sequences / caches
 
 
 def _stream_bytes(node: Node, sharding: Sharding) -> np.ndarray:

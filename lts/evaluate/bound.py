@@ -12,7 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lts.cost.serving import Outcome, Priced, Step, outcome_of
+from lts.cost.serving import (
+    Outcome,
+    Priced,
+    Step,
+    depth_of,
+    engine_step,
+    outcome_of,
+)
 from lts.cost.tables import CostTables, PhaseTables
 from lts.workload import Workload
 
@@ -48,14 +55,23 @@ def relaxed_outcome(
         return combine(tables_) if tables_ else np.zeros(width)
 
     degrees = tables.space.degrees
-    stages = np.asarray([d.stages for d in degrees], np.int32)
+    stages = jnp.asarray([d.stages for d in degrees], jnp.int32)
     outer = np.where(
         stages > 1,
         least(tables.outer_bytes, lambda rows: np.max(rows, 0)),
         least(tables.outer_bytes),
     )
+    steps = {phase: _least_step(found) for phase, found in tables.phases.items()}
+    engine = tables.pricing.engine
+    if engine is not None:
+        steps = {
+            phase: engine_step(
+                step, phase, stages, depth_of(tables.phases[phase].graph), engine
+            )
+            for phase, step in steps.items()
+        }
     priced = Priced(
-        steps={phase: _least_step(found) for phase, found in tables.phases.items()},
+        steps=steps,
         held_bytes=jnp.asarray(least(tables.held_bytes), jnp.float32),
         weight_bytes=jnp.asarray(
             least(tables.looped_bytes) / stages + outer, jnp.float32
@@ -65,7 +81,9 @@ def relaxed_outcome(
         num_gpus=jnp.asarray([d.num_gpus for d in degrees], jnp.int32),
     )
     usable = float(tables.cluster.usable_bytes)
-    price = functools.partial(outcome_of, workload=workload, usable_bytes=usable)
+    price = functools.partial(
+        outcome_of, workload=workload, usable_bytes=usable, engine=engine
+    )
     moving_s = 0.0 if transfer_s is None else transfer_s.astype(np.float32)
     return jax.jit(price)(priced, transfer_s=moving_s)
 

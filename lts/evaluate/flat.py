@@ -7,7 +7,10 @@ from typing import Any
 import numpy as np
 
 from lts.cost.collective import hand_over_time_s
+from lts.cost.profile import Profile
 from lts.cost.reshards import KNOTS
+from lts.cost.serving import depth_of
+from lts.cost.steady import Depth
 from lts.cost.tables import CostTables, EdgeRecord, Flat, PhaseTables
 from lts.space import Space
 
@@ -30,6 +33,7 @@ class PhaseLayout:
     ends: np.ndarray  # [2, edges] variables
     codes: np.ndarray  # [2, edges] number of layout codes
     earlier: np.ndarray  # [edges, earlier] edges with the same array; `edges` for none
+    depth: Depth
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +50,7 @@ class Layout:
     choices: np.ndarray  # [variables]
     memory: Mapping[str, tuple[np.ndarray, np.ndarray]]  # variables, offsets
     phases: Mapping[str, PhaseLayout]
+    engine: Profile | None
 
 
 def _rank_offsets(tables: CostTables) -> dict[int, int]:
@@ -126,6 +131,7 @@ def _flatten_phase(
         .reshape(-1, 2)
         .T,
         earlier=table,
+        depth=depth_of(tables.graph),
     )
     return arrays, layout
 
@@ -187,7 +193,7 @@ def flat_arrays(tables: CostTables) -> dict[str, Any]:
             flat.add(table.ravel())
         arrays[kind] = flat.array()
     degrees = tables.space.degrees
-    hand_over = [hand_over_time_s(KNOTS, d, tables.cluster) for d in degrees]
+    hand_over = [hand_over_time_s(KNOTS, d, tables.pricing) for d in degrees]
     arrays["hand_over_s"] = np.array(hand_over, np.float32)
     arrays["stages"] = np.array([d.stages for d in degrees], np.int32)
     arrays["num_gpus"] = np.array([d.num_gpus for d in degrees], np.int32)
@@ -211,6 +217,7 @@ def layout_of(tables: CostTables) -> Layout:
         bases=np.array([1 + len(v.factors) for v in space.variables]),
         choices=np.array([space.num_choices(i) for i in range(len(space.variables))]),
         memory=memory,
+        engine=tables.pricing.engine,
         phases={
             phase: _flatten_phase(found, offsets, space.num_axes)[1]
             for phase, found in tables.phases.items()

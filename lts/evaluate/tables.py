@@ -16,7 +16,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from lts.cost.reshards import KNOTS
-from lts.cost.serving import Outcome, Priced, Step, outcome_of
+from lts.cost.serving import Outcome, Priced, Step, engine_step, outcome_of
 from lts.cost.tables import CostTables
 from lts.evaluate.base import Scores
 from lts.evaluate.flat import Layout, flat_arrays, layout_of
@@ -183,11 +183,19 @@ def _priced(arrays: dict[str, Any], picks: jax.Array, *, layout: Layout) -> Pric
 
     stages = arrays["stages"][degrees]
     outer = jnp.where(stages > 1, held("outer", jnp.max), held("outer"))
+    steps = {
+        phase: _phase_step(arrays, phase, choices, degrees, layout)
+        for phase in layout.phases
+    }
+    if layout.engine is not None:
+        steps = {
+            phase: engine_step(
+                step, phase, stages, layout.phases[phase].depth, layout.engine
+            )
+            for phase, step in steps.items()
+        }
     return Priced(
-        steps={
-            phase: _phase_step(arrays, phase, choices, degrees, layout)
-            for phase in layout.phases
-        },
+        steps=steps,
         held_bytes=held("held"),
         weight_bytes=held("looped") / stages + outer,
         cache_bytes=held("cache") / stages,
@@ -207,4 +215,4 @@ def _outcome(
     priced, usable = _priced(arrays, picks, layout=layout), float(cluster.usable_bytes)
     moving = "transfer_s" in arrays
     transfer_s = arrays["transfer_s"][picks[0]] if moving else 0.0
-    return outcome_of(priced, workload, usable, transfer_s)
+    return outcome_of(priced, workload, usable, transfer_s, layout.engine)

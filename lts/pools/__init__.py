@@ -45,6 +45,7 @@ def search_pools(
         {phase: own.problem for phase, own in contexts.items() if own.problem},
         context.workload,
         cluster,
+        engine=context.engine,
         max_stages=max_stages,
         on_unknown=on_unknown,
     )
@@ -88,6 +89,7 @@ def price_pools(
         {phase: own.problem for phase, own in contexts.items() if own.problem},
         context.workload,
         cluster,
+        engine=context.engine,
         sizes={phase: _num_gpus(own) for phase, own in given.items()},
         max_stages=max_stages,
         on_unknown=on_unknown,

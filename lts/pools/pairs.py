@@ -199,8 +199,13 @@ def _met(
     handed_s: Any = 0.0,
     numbers: np.ndarray | None = None,
 ) -> _Met:
-    usable = float(prepared.evaluator.tables.cluster.usable_bytes)
-    price = functools.partial(outcome_of, workload=workload, usable_bytes=usable)
+    pricing = prepared.evaluator.tables.pricing
+    price = functools.partial(
+        outcome_of,
+        workload=workload,
+        usable_bytes=float(pricing.cluster.usable_bytes),
+        engine=pricing.engine,
+    )
     found = jax.jit(price)(priced, transfer_s=handed_s)
     outcome = jax.tree.map(np.asarray, found)
     gpus = np.asarray(priced.num_gpus, np.float64)

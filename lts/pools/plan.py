@@ -12,7 +12,7 @@ from lts.build_plan import (
     phase_operations,
     phase_plan,
 )
-from lts.cost.breakdown import breakdown, memory_parts
+from lts.cost.breakdown import breakdown, error_of, memory_parts
 from lts.cost.serving import served_tokens
 from lts.evaluate.bound import RELAXED
 from lts.plan import Metrics, Plan
@@ -55,6 +55,8 @@ def plan_of_pools(
         )
         parts = (*parts, *rows)
     *_, main = found.pools.values()
+    *_, (last, own) = prepared.items()
+    pricing = own.evaluator.tables.pricing
     fullest = max(phases.values(), key=lambda phase: phase.peak_bytes)
     objective = found.requests_per_s * served_tokens(workload) / cluster.num_gpus
     in_flight = int(main.outcome.concurrency) * main.instances
@@ -68,6 +70,8 @@ def plan_of_pools(
         peak_bytes=fullest.peak_bytes,
         weight_bytes=fullest.weight_bytes,
         cache_bytes=fullest.cache_bytes,
+        error=error_of(parts, last, pricing),
+        engine=pricing.engine_name,
         breakdown=parts,
     )
     return Plan(

@@ -13,7 +13,14 @@ from lts.graph import OpGraph
 from lts.hardware import Cluster
 from lts.mesh import Degrees
 from lts.pools.sizes import fitting_degrees, instance_degrees, instance_of
-from lts.prepare import Prepared, most_sequences, num_layers, prompt_rungs, tables_of
+from lts.prepare import (
+    Prepared,
+    most_sequences,
+    num_layers,
+    prompt_rungs,
+    serving_pricing,
+    tables_of,
+)
 from lts.problem import TRACED_BATCH, Problem, linked, trace_problem
 from lts.space import build_space
 from lts.workload import Workload
@@ -29,6 +36,7 @@ def prepare_pools(
     workload: Workload,
     cluster: Cluster,
     *,
+    engine: str | None = None,
     sizes: Mapping[str, int] | None = None,
     max_stages: int | None = None,
     on_unknown: str = "error",
@@ -37,6 +45,7 @@ def prepare_pools(
 
     Args:
       problems: per phase of `pool_phases`.
+      engine: as in `lts.prepare.prepare_problem`.
       sizes: per phase, GPUs of an instance; None for all that hold the model.
 
     Raises:
@@ -60,8 +69,8 @@ def prepare_pools(
         space = build_space(own, degrees[phase])
         rows = [_batches(d, graph, phase, workload, cluster) for d in space.degrees]
         batches = {phase: padded(rows)}
-        skew = workload.routing_skew
-        tables = tables_of(own, space, cluster, batches, TRACED_BATCH, skew)
+        pricing = serving_pricing(problems[phase], workload, cluster, engine)
+        tables = tables_of(own, space, pricing, batches, TRACED_BATCH)
         evaluator = TableEvaluator(tables=tables, workload=workload)
         pools[phase] = Prepared(traced=traced[phase], graphs=own, evaluator=evaluator)
     if "decode" in pools:

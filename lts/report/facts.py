@@ -20,6 +20,7 @@ KINDS = {
     "value": "elementwise and cache",
     "reshard": "communication",
     "hand-over": "pipeline hand-over",
+    "engine": "launches and host",
 }
 """Kinds of time, and what reports call them."""
 

@@ -19,6 +19,7 @@ KIND_COLOURS = {
     "value": "#3a857c",
     "reshard": "#c25a2b",
     "hand-over": "#8a55a8",
+    "engine": "#6b7280",
 }
 _LABELLED_SHARE = 0.09  # narrower segments of a bar have no room for a name
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from lts.cost.profile import MIDDLE
 from lts.report import facts
 from lts.report.facts import Data
 from lts.report.shapes import shape_rows
@@ -175,11 +176,21 @@ def _predicted(data: Data, width: int) -> str:
             )
         requests = counted(metrics["concurrency"], "request")
         rows.append(("concurrency", requests, batches))
+    if metrics["error"] is not None:
+        rows.append(("error bar", f"+-{percent(metrics['error'])}", _error_words(data)))
     peak, usable = metrics["peak_bytes"], facts.usable_bytes(data)
     share = f"limit {size(usable)}, {percent(peak / usable)} of it"
     rows.append(("memory per GPU", size(peak), share))
     rows.append(("", "", facts.memory_words(data)))
     return _section("Predicted", table_text(rows, width - 2, right=[1]))
+
+
+def _error_words(data: Data) -> str:
+    engine = data["metrics"]["engine"]
+    if engine is None:
+        return "of times, from operators held out of their fits"
+    middle = ", the middle of those measured" if engine == MIDDLE else ""
+    return f"of times, from published points; engine {engine}{middle}"
 
 
 def _shapes(data: Data, width: int) -> str:

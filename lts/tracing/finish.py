@@ -28,6 +28,7 @@ from lts.tracing.flatten import Equation, Tensor
 from lts.tracing.groups import UnionFind
 from lts.tracing.kernels import find_kernels
 from lts.tracing.loads import Loads
+from lts.tracing.merged import merged_products
 
 ARGUMENTS = ("argmax", "argmin")
 """Reductions to a place: compilers gather every device's candidate."""
@@ -187,6 +188,7 @@ class Finisher:
             return label_numbers.setdefault(root, len(label_numbers))
 
         ops = [self._op(i, d, label) for i, d in enumerate(self.draft.decisions)]
+        ops = merged_products(ops, self.draft)
         kernels = find_kernels(self.draft, self)
         values = [
             self._value(root, tensors, label, kernels.get(self.value_of[root], ()))

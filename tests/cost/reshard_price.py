@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from lts.cost.pricing import Pricing
 from lts.cost.reshards import reshards
 from lts.hardware import Cluster
 from lts.mesh import Degrees, MeshAxis
@@ -21,7 +22,9 @@ def reshard_time_s(
         MeshAxis(name=f"a{i}", size=int(size), inside=bool(near))
         for i, (size, near) in enumerate(zip(sizes, inside, strict=True))
     )
-    prices = reshards((rank,), (Degrees(stages=1, axes=axes),), cluster)
+    prices = reshards(
+        (rank,), (Degrees(stages=1, axes=axes),), Pricing(cluster=cluster)
+    )
     place = np.arange(len(axes))
     here = (source * (rank + 2) ** place).sum(-1)
     there = (target * (rank + 1) ** place).sum(-1)

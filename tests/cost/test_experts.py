@@ -9,7 +9,8 @@ import lts
 from lts.cost.collective import collective_time_s
 from lts.cost.dispatch import destination_rows, experts_touched
 from lts.cost.memory import activation_bytes
-from lts.cost.roofline import node_time_s
+from lts.cost.nodes import node_time_s
+from lts.cost.pricing import Pricing
 from lts.cost.sharding import shard
 from lts.graph import EXPERTS as PRIMITIVE
 from lts.mesh import Degrees, MeshAxis
@@ -53,7 +54,8 @@ def sharding_of(node, *states: int):
 
 
 def seconds(node, *states: int, skew: float = 1.0) -> float:
-    return node_time_s(node, sharding_of(node, *states), CLUSTER, skew).item()
+    pricing = Pricing(cluster=CLUSTER, skew=skew)
+    return node_time_s(node, sharding_of(node, *states), pricing).item()
 
 
 def compute_s(rows: float, touched: float, parts: int) -> float:
@@ -92,9 +94,10 @@ def test_tokens_and_experts_over_all_gpus_are_exchanged(graph):
     tokens = BATCH * LENGTH / 16
     rows = 16 * int(destination_rows(tokens, TOP_K, 16))
     there, back = rows * (WIDTH + 3 * TOP_K) * 2, rows * WIDTH * 2
+    group = np.array(8), np.array(2)
     exchange_s = sum(
         float(
-            collective_time_s(kind, np.array(nbytes), *map(np.array, (8, 2)), CLUSTER)
+            collective_time_s(kind, np.array(nbytes), *group, Pricing(cluster=CLUSTER))
         )
         for kind, nbytes in (
             ("all_to_all", there),

@@ -5,14 +5,19 @@ no vectors. It reads an `Assignment` by names.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from lts.assignment import Assignment
 from lts.cost.collective import collective_time_s
+from lts.cost.operators.decode_attention import decode_attention_time_s
+from lts.cost.operators.gemm import gemm_time_s
+from lts.cost.operators.prefill_attention import prefill_attention_time_s
+from lts.cost.reshards import KNOTS
 from lts.cost.tables import CostTables
-from lts.graph import Array, Edge, Node, NodeKind, OpGraph
+from lts.graph import Array, Edge, Node, NodeKind, Operand, OpGraph
 from lts.hardware import Cluster
 from lts.tracing.labels import hub_value
 from lts.workload import Workload
@@ -74,7 +79,9 @@ class Pricer:
         if inside * across == 1:
             return 0.0
         sizes = np.array(inside), np.array(across)
-        return float(collective_time_s(kind, np.array(nbytes), *sizes, self.cluster))
+        return float(
+            collective_time_s(kind, np.array(nbytes), *sizes, self.tables.pricing)
+        )
 
     def node_time(self, phase: str, node: Node, batch: int) -> float:
         """Seconds of a node."""
@@ -94,18 +101,10 @@ class Pricer:
                 for o in arrays
                 if o.streamed
             )
-            flops = node.flops
-            if any(o.array.batch_power for o in arrays):
-                flops *= batch / self.traced_batch
-            for i in range(len(node.factors)):
-                flops /= self.ways(phase, node, i)
-            math_s = 0.0
-            if flops:
-                math_s = flops / (chip.peak(node.dtype) * chip.matmul_efficiency)
-            total += (max(math_s, moved / bandwidth) + chip.op_launch_s) * node.trips
+            total += self.op_time(phase, node, batch, moved) * node.trips
         for kernel in node.kernels:
             moved = sum(self.local(phase, node, *pair, batch) for pair in kernel.arrays)
-            total += (moved / bandwidth + chip.op_launch_s) * kernel.trips
+            total += (moved / bandwidth + self.tables.pricing.launch_s) * kernel.trips
         for reduction in node.reductions:
             axes = [
                 i
@@ -117,6 +116,96 @@ class Pricer:
                 nbytes = self.local(phase, node, array, reduction.factors, batch)
                 total += reduction.trips * self.collective(kind, axes, nbytes)
         return total
+
+    def op_time(self, phase: str, node: Node, batch: int, moved: float) -> float:
+        """Seconds of one execution, by the operator that it is."""
+        chip, prices = self.cluster.chip, self.tables.pricing
+        arrays = [*node.operands, *node.results]
+        flops = node.flops
+        if any(o.array.batch_power for o in arrays):
+            flops *= batch / self.traced_batch
+        for i in range(len(node.factors)):
+            flops /= self.ways(phase, node, i)
+
+        def elements(operand: Operand) -> float:
+            array = operand.array
+            local = self.local(phase, node, array, operand.factors, batch)
+            return local / array.itemsize
+
+        if node.attention is not None:
+            return self.attention_time(phase, node, batch, flops, elements)
+        if node.primitive == "dot_general":
+            left, right = node.operands
+            kept = left if left.array.batch_power < right.array.batch_power else right
+            k = flops / 2 / elements(node.results[0])
+            m, n = flops / 2 / elements(kept), elements(kept) / k * node.merged
+            time = gemm_time_s(
+                np.array(m),
+                np.array(n),
+                np.array(k),
+                form="bfloat16",
+                values=prices.values("gemm/bfloat16"),
+                chip=chip,
+            )
+            least = max(moved - chip.l2_bytes, 0) / chip.hbm_bandwidth_bytes_per_s
+            return max(float(time) * prices.factor("gemm") / node.merged, least)
+        bandwidth = chip.hbm_bandwidth_bytes_per_s * chip.hbm_efficiency
+        math_s = 0.0
+        if flops:
+            math_s = flops / (chip.peak(node.dtype) * chip.matmul_efficiency)
+        return max(math_s, moved / bandwidth) + prices.launch_s
+
+    def attention_time(
+        self,
+        phase: str,
+        node: Node,
+        batch: int,
+        flops: float,
+        elements: Callable[[Operand], float],
+    ) -> float:
+        """Seconds of a contraction of an attention over grouped heads."""
+        mark, prices = node.attention, self.tables.pricing
+        assert mark is not None and not mark.latent
+        arrays = [*node.operands, *node.results]
+        scores = next(o for o in arrays if not o.streamed)
+        width = flops / 2 / elements(scores)
+        sequences = 1.0
+        for i, factor in enumerate(node.factors):
+            if factor.batched:
+                sequences *= batch / self.ways(phase, node, i)
+
+        def local(size: int, factor: int | None) -> float:
+            return size if factor is None else size / self.ways(phase, node, factor)
+
+        queries = local(mark.queries, mark.query_factor)
+        keys = local(mark.keys, mark.key_factor)
+        heads = elements(arrays[mark.query_operand]) / width / sequences / queries
+        kept = elements(arrays[mark.key_operand]) / width / sequences / keys
+        heads = max(heads, 1.0)
+        sizes = [heads, min(max(kept, 1.0), heads), mark.head_dim, mark.window, 2.0]
+        chip = self.cluster.chip
+        assert prices.engine is not None
+        if mark.queries == 1:
+            sizes = [sequences, min(keys, prices.context), *sizes]
+            model, key = decode_attention_time_s, "decode_attention/bfloat16"
+        else:
+            assert mark.causal
+            sizes = [sequences, queries, keys, *sizes]
+            model, key = prefill_attention_time_s, "prefill_attention/bfloat16"
+        arguments = [np.array(size, float) for size in sizes]
+        time = model(*arguments, values=prices.values(key), chip=chip)
+        return mark.share * float(time) * prices.factor("attention")
+
+    def hosted(self, phase: str, node: Node, batch: int) -> float:
+        """Seconds of the host for sequences whose cache a value is."""
+        engine, graph = self.tables.pricing.engine, self.tables.phases[phase].graph
+        if engine is None or phase != "decode" or node.kind is not NodeKind.CACHE:
+            return 0.0
+        caches = [value for value in graph.values if value.kind is NodeKind.CACHE]
+        for i, factor in enumerate(node.factors):
+            if factor.batched:
+                batch /= self.ways(phase, node, i)
+        return engine.sequence_s * batch / len(caches)
 
     def layout(self, phase: str, graph: OpGraph, edge: Edge, at_source: bool):
         """Per axis: the dim of the array that it shards, "partial" or None."""
@@ -135,24 +224,35 @@ class Pricer:
         return found
 
     def edge_time(self, source: list, target: list, edge: Edge, batch: int) -> float:
-        """Seconds of a reshard, step by step."""
+        """Seconds of a reshard, step by step, on a line between two sizes."""
         nbytes = float(edge.array.nbytes)
         if edge.array.batch_power:
             nbytes *= batch / self.traced_batch
+        below = KNOTS[KNOTS <= max(nbytes, KNOTS[0])][-1]
+        above = KNOTS[KNOTS > below][0]
+        low, high = (self.steps_time(source, target, edge, b) for b in (below, above))
+        share = max(nbytes - below, 0.0) / (above - below)
+        return (low + share * (high - low)) * edge.trips
+
+    def steps_time(self, source: list, target: list, edge: Edge, nbytes: float):
+        """Seconds of the steps of one reshard of `nbytes`."""
         total, chip = 0.0, self.cluster.chip
         sizes = [axis.size for axis in self.axes]
         for kind, axes, part in steps(source, target, len(edge.array.shape), sizes):
             if kind == "slice":
                 bandwidth = chip.hbm_bandwidth_bytes_per_s * chip.hbm_efficiency
-                total += chip.op_launch_s + 2 * part * nbytes / bandwidth
+                total += self.tables.pricing.launch_s + 2 * part * nbytes / bandwidth
             else:
                 total += self.collective(kind, list(axes), part * nbytes)
-        return total * edge.trips
+        return total
 
     def phase(self, phase: str, batch: int) -> tuple[float, float]:
         """Seconds and bytes of activations of one call."""
         graph = self.tables.phases[phase].graph
-        total = sum(self.node_time(phase, node, batch) for node in graph.nodes)
+        total = sum(
+            self.node_time(phase, node, batch) + self.hosted(phase, node, batch)
+            for node in graph.nodes
+        )
         seen = []
         for edge in graph.edges:
             source = self.layout(phase, graph, edge, True)
@@ -188,10 +288,27 @@ class Pricer:
                     np.array(stream),
                     np.array(pair[0]),
                     np.array(pair[1]),
-                    self.cluster,
+                    self.tables.pricing,
                 )
                 total += degrees.stages * float(hand_over)
         return total, peak
+
+    def served(self, phase: str, batch: int) -> tuple[float, float]:
+        """`phase`, with what the engine adds to a step."""
+        engine = self.tables.pricing.engine
+        assert engine is not None
+        time_s, peak = self.phase(phase, batch)
+        layers = sum(
+            op.trips * op.attention.share
+            for op in self.tables.phases[phase].graph.ops
+            if op.attention is not None
+        )
+        time_s += engine.layer_s * layers
+        if phase == "prefill":
+            return engine.prefill * (time_s + engine.prompt_s * batch), peak
+        stages = self.assignment.degrees.stages
+        passed_on = engine.handover_s * batch * stages * (1 - 1 / stages)
+        return time_s + engine.step_s + passed_on, peak
 
     def held(self, kinds: tuple[NodeKind, ...], phase: str) -> dict[str, float]:
         """Bytes per GPU of arguments of some kinds, by value, at the traced batch."""
@@ -229,7 +346,7 @@ class Pricer:
             p: set(t.batches[degrees].tolist()) for p, t in self.tables.phases.items()
         }
         steps = {
-            phase: {batch: self.phase(phase, batch) for batch in grid}
+            phase: {batch: self.served(phase, batch) for batch in grid}
             for phase, grid in grids.items()
         }
         further = workload.output_len - 1
@@ -247,10 +364,15 @@ class Pricer:
                     continue
                 in_flight = per_stage * stages
                 prompt_s = prefill_s / (prompts * stages)
-                ttft_s = prefill_s + decode_s
+                engine = self.tables.pricing.engine
+                assert engine is not None
                 tpot_s = decode_s + (in_flight - 1) / max(further, 1) * prompt_s
                 cycle_s = further * decode_s + in_flight * prompt_s
                 objective = in_flight * workload.output_len / cycle_s
+                ttft_s = engine.host_s + engine.alone * prefill_s
+                ttft_s += engine.waiting * in_flight * prompt_s
+                ttft_s += engine.running * decode_s
+                ttft_s += engine.saturation_s * (objective / 1e4) ** 4
                 objective /= self.cluster.num_gpus
                 peak = weights + cache * in_flight + max(decode_peak, prefill_peak)
                 if (

@@ -125,7 +125,7 @@ def test_prefill_costs_what_the_slow_pricing_says(
         weights, cache = pricer.weights_and_cache("prefill")
         best = 0.0
         for batch in set(tables.phases["prefill"].batches[degrees].tolist()):
-            time_s, active = pricer.phase("prefill", batch)
+            time_s, active = pricer.served("prefill", batch)
             peak = weights + active + cache * batch * stages
             if np.isfinite(time_s) and peak <= tables.cluster.usable_bytes:
                 best = max(best, batch * stages * 256 / time_s / 8)
@@ -164,7 +164,7 @@ def test_a_batch_over_all_axes_must_divide(given: Prepared) -> None:
         if concurrency != 24:
             rebuilt = build_tables(
                 space,
-                tables.cluster,
+                tables.pricing,
                 {"prefill": phases["prefill"].batches, "decode": batches},
                 TRACED_BATCH,
                 {},

@@ -4,6 +4,7 @@ import functools
 
 import numpy as np
 
+from lts.cost.pricing import Pricing
 from lts.cost.tables import batch_ladder, build_tables, padded
 from lts.evaluate.tables import TableEvaluator
 from lts.graph import NodeKind, OpGraph
@@ -61,7 +62,8 @@ def serving_evaluator(
         hub = hub_value(graph)
         assert hub is not None
         hubs[phase] = hub.index
-    tables = build_tables(build_space(graphs, degrees), cluster, batches, 32, hubs)
+    pricing = Pricing(cluster=cluster)
+    tables = build_tables(build_space(graphs, degrees), pricing, batches, 32, hubs)
     return TableEvaluator(tables=tables, workload=workload)
 
 
@@ -70,7 +72,8 @@ def plain_evaluator(function, args, cluster: Cluster) -> TableEvaluator:
     graphs = {"step": trace(function, *args)}
     degrees = enumerate_degrees(cluster)
     one = {"step": np.ones((len(degrees), 1), np.int64)}
-    tables = build_tables(build_space(graphs, degrees), cluster, one, 1, {})
+    pricing = Pricing(cluster=cluster)
+    tables = build_tables(build_space(graphs, degrees), pricing, one, 1, {})
     return TableEvaluator(tables=tables, workload=None)
 
 

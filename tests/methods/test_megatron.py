@@ -44,7 +44,8 @@ def test_less_memory_takes_stages_node_by_node(llama_70b):
     # 17.6 GB of weights per GPU with one stage: over 80% of 20 GB, under it halved
     chip = dataclasses.replace(llama_70b.tables.cluster.chip, hbm_bytes=int(22e9))
     cluster = dataclasses.replace(llama_70b.tables.cluster, chip=chip)
-    tables = dataclasses.replace(llama_70b.tables, cluster=cluster)
+    pricing = dataclasses.replace(llama_70b.tables.pricing, cluster=cluster)
+    tables = dataclasses.replace(llama_70b.tables, pricing=pricing)
     degrees = llama_70b.space.decode(megatron_picks(tables)).degrees
     assert (degrees.stages, degrees.mesh_size) == (2, 8)
     assert all(axis.inside for axis in degrees.axes)

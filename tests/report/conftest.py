@@ -97,6 +97,8 @@ def served() -> dict[str, Any]:
             "peak_bytes": 60e9,
             "weight_bytes": 40e9,
             "cache_bytes": 15e9,
+            "error": 0.091,
+            "engine": "middle",
             "breakdown": [
                 _part("prefill", "embed", "op", 0.05),
                 _part("prefill", "attention/query", "op", 0.10),
@@ -154,6 +156,8 @@ def plain(served: dict[str, Any]) -> dict[str, Any]:
             "peak_bytes": 3e6,
             "weight_bytes": 2e6,
             "cache_bytes": 0.0,
+            "error": 0.035,
+            "engine": None,
             "breakdown": [
                 _part("step", "mine.py:3 dot_general", "op", 45e-6),
                 _part("step", "mine.py:3 dot_general:", "value", 15e-6),

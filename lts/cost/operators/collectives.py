@@ -136,7 +136,8 @@ def provenance(
     permute = kind == "collective_permute"
     if across == 1:
         groups = measured_groups(f"{kind}/nccl/", calibration)
-        known = "p2p/nvlink" in calibration.fits if permute else inside <= max(groups)
+        measured = inside <= max(groups, default=0)
+        known = "p2p/nvlink" in calibration.fits if permute else measured
         link = "intra"
     else:
         known = f"{'p2p' if permute else kind}/internode" in calibration.fits
