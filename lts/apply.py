@@ -43,15 +43,28 @@ class _Rewriter:
         return jax.lax.with_sharding_constraint(value, NamedSharding(self.mesh, spec))
 
     def moved(
-        self, value: Any, start: PartitionSpec | None, spec: PartitionSpec
+        self,
+        value: Any,
+        start: PartitionSpec | None,
+        spec: PartitionSpec,
+        found: dict[tuple[PartitionSpec, ...], Any],
     ) -> Any:
-        """A value that lies somewhere (None: unknown), put elsewhere hop by hop."""
-        if start is None:
-            return self.put(value, spec)
-        axes = self.specs.axes
-        ends = spec_states(start, axes), spec_states(spec, axes)
-        for point in waypoints(*ends, value.ndim, axes)[1:]:
-            value = self.put(value, point)
+        """A value that lies somewhere (None: unknown), put elsewhere hop by hop.
+
+        Args:
+          found: where it was put before, by the way there: consumers that want other
+            layouts share the hops that they have in common at first.
+        """
+        points = (spec,)
+        if start is not None:
+            axes = self.specs.axes
+            ends = spec_states(start, axes), spec_states(spec, axes)
+            points = waypoints(*ends, value.shape, axes)[1:]
+        for i, point in enumerate(points):
+            way = points[: i + 1]
+            if way not in found:
+                found[way] = self.put(value, point)
+            value = found[way]
         return value
 
     def rewritten(self, inner: Any, path: Path) -> Any:
@@ -95,7 +108,7 @@ class _Rewriter:
         consts = [self.closed.get(id(const), const) for const in consts]
         values = dict(zip(jaxpr.constvars, consts, strict=True))
         values.update(zip(jaxpr.invars, args, strict=True))
-        resharded: dict[tuple[Any, PartitionSpec], Any] = {}
+        resharded: dict[Any, dict[tuple[PartitionSpec, ...], Any]] = {}
         entry = self.specs.entries.get(path, {})
         # Where a value was put last.
         lies = {v: entry[i] for i, v in enumerate(jaxpr.invars) if i in entry}
@@ -114,13 +127,9 @@ class _Rewriter:
                     operands.append(value)
                     continue
                 if lies.get(atom) != spec:
-                    # One reshard for all consumers that want the same layout.
                     base, own = _without_units(atom, spec, bases)
-                    if (base, own) not in resharded:
-                        resharded[base, own] = self.moved(
-                            values[base], lies.get(base), own
-                        )
-                    moved = resharded[base, own]
+                    found = resharded.setdefault(base, {})
+                    moved = self.moved(values[base], lies.get(base), own, found)
                     value = self.put(moved.reshape(value.shape), spec)
                 operands.append(value)
             with equation.ctx.manager:

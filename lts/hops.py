@@ -12,11 +12,12 @@ the way, axis by axis:
 | dim | another dim | all_to_all |
 | dim | nothing | all_gather |
 
-Reductions come first, then slices and then gathers, so that little travels. What is
-new on a dim lies innermost, and only what lies innermost can leave: where the order is
-another one, a collective_permute brings shards into place, before or after. A compiler
-that is led along these hops does exactly them; left alone with both ends it falls back
-to replicating the array, or permutes more.
+Reductions come first, then slices and then gathers, so that little travels. What would
+leave uneven parts on the way waits until its dim has room. What is new on a dim lies
+innermost, and only what lies innermost can leave: where the order is another one, a
+collective_permute brings shards into place, before or after. A compiler that is led
+along these hops does exactly them; left alone with both ends it falls back to
+replicating the array, or permutes more.
 """
 
 import functools
@@ -58,7 +59,13 @@ class _Way:
     """The layout while hops are taken."""
 
     def __init__(
-        self, source: np.ndarray, target: np.ndarray, rank: int, present: np.ndarray
+        self,
+        source: np.ndarray,
+        target: np.ndarray,
+        rank: int,
+        present: np.ndarray,
+        sizes: np.ndarray | None,
+        shape: Sequence[int] | None,
     ) -> None:
         source, target = np.broadcast_arrays(source, target)
         self.target = np.where(present, target, 0)
@@ -67,6 +74,7 @@ class _Way:
         self.states = np.where(self.partial, 0, start)
         self.number = np.arange(start.shape[-1])
         self.order = np.broadcast_to(self.number, start.shape).copy()
+        self.sizes, self.shape = sizes, shape
         self.hops: list[Hop] = []
 
     def take(self, kind: str, axes: np.ndarray, states: np.ndarray, order) -> None:
@@ -83,6 +91,14 @@ class _Way:
         states = np.where(axes, self.target, self.states)
         last = self.order.max() + 1 if self.order.size else 0
         self.take(kind, axes, states, np.where(axes, last + self.number, self.order))
+
+    def even(self, coming: np.ndarray, dim: int) -> np.ndarray:
+        """Axes of those coming to a dim that leave parts of one size; `[..., axes]`."""
+        if self.sizes is None or self.shape is None:
+            return coming
+        on = coming | (self.states == dim)
+        ways = np.where(on, self.sizes, 1).prod(-1, keepdims=True)
+        return coming & (self.shape[dim - 1] % ways == 0)
 
     def covered(self, leaving: np.ndarray) -> np.ndarray:
         """Whether an axis that stays lies inside one that leaves its dim; `[...]`."""
@@ -104,10 +120,20 @@ class _Way:
         later = (self.states > 0) & (self.states != self.target) & ~leaving
         wanted = self.number + size * later + 2 * size * leaving
         wanted = np.where(where[..., None], wanted, self.order)
-        before = self.order[..., :, None] < self.order[..., None, :]
-        after = wanted[..., :, None] < wanted[..., None, :]
-        changed = np.any(self._pairs(before != after), axis=-1)
+        changed = self._inside(self.order) != self._inside(wanted)
         self.take("collective_permute", changed, self.states, wanted)
+
+    def _inside(self, order: np.ndarray) -> np.ndarray:
+        """Devices on the axes inside each axis of its dim, in an order; `[..., axes]`.
+
+        Where they stay as many, the axis' part of a shard's number does, and no shard
+        travels over it. Without sizes, which axes lie inside: the same but for an axis
+        in the middle of two that trade places.
+        """
+        inside = self._pairs(order[..., :, None] < order[..., None, :])
+        if self.sizes is None:
+            return (inside << self.number).sum(-1)
+        return np.where(inside, self.sizes, 1).prod(-1)
 
 
 def hops(
@@ -117,6 +143,8 @@ def hops(
     present: np.ndarray,
     *,
     scatters: bool = True,
+    sizes: np.ndarray | None = None,
+    shape: Sequence[int] | None = None,
 ) -> list[Hop]:
     """Hops from one layout to another.
 
@@ -125,21 +153,28 @@ def hops(
       rank: dims of the array; a source state of `rank + 1` is a partial sum.
       present: axes of more than one device; bool `[axes]`.
       scatters: False to reduce partial sums whole, and slice afterwards.
+      sizes: of the axes, `[axes]`; tells which of them a permute goes over. Without it
+        a permute may name an axis too many.
+      shape: of the array; with `sizes`, no parts on the way are uneven.
     """
-    way = _Way(source, target, rank, present)
+    way = _Way(source, target, rank, present, sizes, shape)
     wanted = way.partial & (way.target > 0) & scatters
     for dim in range(rank):
         way.added("reduce_scatter", wanted & (way.target == dim + 1))
     way.take("all_reduce", way.partial & ~wanted, way.states, way.order)
-    way.added("slice", (way.states == 0) & (way.target > 0))
+    slices = (way.states == 0) & (way.target > 0)
+    dims = range(1, rank + 1)
+    early = [way.even(slices & (way.target == dim), dim) for dim in dims]
+    way.added("slice", np.any(early, axis=0) if early else slices)
     for here, there in itertools.permutations(range(1, rank + 1), 2):
-        this = (way.states == here) & (way.target == there)
+        this = way.even((way.states == here) & (way.target == there), there)
         way.sort(this.any(-1) & way.covered(this), this)
         way.added("all_to_all", this)
-    for dim in range(1, rank + 1):
-        this = (way.states == dim) & (way.target == 0)
+    for dim in dims:
+        this = (way.states == dim) & (way.target != dim)
         way.sort(this.any(-1) & way.covered(this), this)
         way.take("all_gather", this, np.where(this, 0, way.states), way.order)
+    way.added("slice", (way.states == 0) & (way.target > 0))
     way.sort(np.ones(way.states.shape[:-1], bool), way.states < 0)
     return way.hops
 

@@ -7,8 +7,13 @@ from jax.sharding import PartitionSpec
 
 from lts.assignment import States
 from lts.graph import NONE, Node
-from lts.hops import entries_of, hops
+from lts.hops import Hop, entries_of, hops
 from lts.mesh import MeshAxis
+
+WHOLE = frozenset({"gather", "scatter-add", "scatter-sub"})
+"""Ops whose sums are reduced whole, and sliced: XLA cannot partition a gather whose
+partial sums scatter onto a dim that is sharded already (it fails after SPMD); updates
+at indices sum in a form of their own."""
 
 
 def state_numbers(node: Node, states: States) -> np.ndarray:
@@ -77,10 +82,31 @@ def spec_states(spec: PartitionSpec, axes: Sequence[MeshAxis]) -> np.ndarray:
     return np.array([found.get(axis.name, 0) for axis in axes], np.int64)
 
 
+def array_hops(
+    source: np.ndarray,
+    target: np.ndarray,
+    shape: Sequence[int],
+    axes: Sequence[MeshAxis],
+    *,
+    scatters: bool = True,
+) -> list[Hop]:
+    """`lts.hops.hops` of one array on one mesh; arguments as `waypoints`."""
+    sizes = np.array([axis.size for axis in axes])
+    return hops(
+        source,
+        target,
+        len(shape),
+        sizes > 1,
+        scatters=scatters,
+        sizes=sizes,
+        shape=shape,
+    )
+
+
 def waypoints(
     source: np.ndarray,
     target: np.ndarray,
-    rank: int,
+    shape: Sequence[int],
     axes: Sequence[MeshAxis],
     *,
     scatters: bool = True,
@@ -89,7 +115,7 @@ def waypoints(
 
     Args:
       source, target: states as `lts.hops.hops` has them; `[axes]`.
-      rank: dims of the array.
+      shape: of the array.
       scatters: as `lts.hops.hops` has it.
 
     Returns:
@@ -97,8 +123,8 @@ def waypoints(
       target wants them: a compiler may then do both at once); last the target's.
     """
     sizes = np.array([axis.size for axis in axes])
-    names = [axis.name for axis in axes]
-    found = hops(source, target, rank, sizes > 1, scatters=scatters)
+    names, rank = [axis.name for axis in axes], len(shape)
+    found = array_hops(source, target, shape, axes, scatters=scatters)
     start = np.where((source == rank + 1) | (sizes == 1), 0, source)
     specs = [_spec(start, np.arange(len(axes)), names, rank)]
     for hop in found:
@@ -144,3 +170,30 @@ def op_ends(
     source = [place.get(number, 0) for number in numbers.tolist()]
     target = [wanted.get(number, 0) for number in value_numbers.tolist()]
     return np.array(source), np.array(target)
+
+
+def scatters_sums(
+    primitive: str,
+    shape: Sequence[int],
+    source: np.ndarray,
+    target: np.ndarray,
+    axes: Sequence[MeshAxis],
+) -> bool:
+    """Whether partial sums of an op's result end scattered, not reduced whole.
+
+    They do not where a part would be uneven: of 6 elements over two axes of 2, one of
+    which leaves the dim afterwards.
+
+    Args:
+      shape: of the result.
+      source, target: as `op_ends` gives them.
+    """
+    if primitive in WHOLE:
+        return False
+    sizes = np.array([axis.size for axis in axes])
+    return all(
+        shape[dim] % sizes[hop.states == dim + 1].prod() == 0
+        for hop in array_hops(source, target, shape, axes)
+        if hop.kind == "reduce_scatter"
+        for dim in set((hop.states[hop.axes] - 1).tolist())
+    )

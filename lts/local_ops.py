@@ -16,7 +16,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from lts.graph import EXPERTS, Node, coverage
-from lts.layout import spec_of
+from lts.layout import op_ends, scatters_sums, spec_of
 from lts.local_scatters import IndexedForm
 from lts.mesh import MeshAxis
 from lts.models.dispatch import ExpertLayout, sharded_expert_ffn
@@ -277,20 +277,17 @@ def scattered(
 ) -> dict[int, int]:
     """Axes over which an expert op's sum ends scattered, and over which dim.
 
-    Those that shard a dim in the value's layout, inside all axes of tokens there: a
-    scattered part lies inside the part that a device had.
+    Those that shard a dim in the value's layout. A scattered part lies inside the part
+    that a device had; where it belongs further out, it is permuted there afterwards.
     """
-    covered = coverage(node.factors)[numbers]
-    tokens = node.results[0].factors
-    found: dict[int, int] = {}
-    for i, (number, axis) in enumerate(zip(numbers, axes, strict=True)):
-        if axis.size == 1 or not number or not node.factors[number - 1].reduction:
-            continue
-        for dim, factor in enumerate(value_factors):
-            if factor is None or value_numbers[i] != factor + 1:
-                continue
-            own = tokens[dim]
-            before = [] if own is None else np.flatnonzero(covered[:, own])
-            if all(other < i for other in before):
-                found[i] = dim
-    return found
+    (result,) = node.results
+    ends = op_ends(result.factors, node, numbers, value_factors, value_numbers)
+    if not scatters_sums(node.primitive, result.array.shape, *ends, axes):
+        return {}
+    source, target = ends
+    partial = source == len(result.factors) + 1
+    return {
+        i: int(target[i]) - 1
+        for i, axis in enumerate(axes)
+        if partial[i] and target[i] and axis.size > 1
+    }

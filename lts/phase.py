@@ -11,12 +11,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from lts.applied import AppliedStep, auto_mesh, put
 from lts.assignment import Assignment
+from lts.compiler import Compiler
 from lts.cost.predict import predicted_collectives
 from lts.models import Decoder, config_from_dict, config_to_dict
 from lts.pipeline import PipelinedStep
 from lts.problem import Problem, argument_names, zoo_problem
 from lts.tracing import argument_paths
-from lts.verify import Report, compare, compile_for_cpu
+from lts.verify import Report, compare, compile_step
 from lts.workload import Workload
 
 Specs = Mapping[str, PartitionSpec]
@@ -277,14 +278,15 @@ class PhasePlan:
         Args:
           function, args, kwargs: what to compile; nothing for a model that the plan
             knows. With pipeline stages, one stage is compiled.
-          target: "cpu": forced CPU devices in a subprocess.
+          target: "cpu": forced CPU devices; "h100": GPUs, which need not be there. Both
+            in a subprocess.
 
         Raises:
           ValueError: for another target, or if there is nothing to compile.
-          RuntimeError: if the compilation fails.
+          RuntimeError: if the compilation fails, or the target's compiler has to be
+            installed first.
         """
-        if target != "cpu":
-            raise ValueError(f"target is {target!r}; this version compiles for 'cpu'")
+        compiler = Compiler(target)  # refuses what cannot be, before any work
         if function is None:
             if self.model is None:
                 raise ValueError(
@@ -305,7 +307,10 @@ class PhasePlan:
             weights=self.weights,
         )
         found = step.prepared(tuple(args or ()), dict(kwargs or {}))
-        program = compile_for_cpu(found.step, found.leaves, degrees.mesh_size)
+        with compiler:
+            program = compile_step(
+                found.step, found.leaves, degrees.mesh_size, compiler
+            )
         predicted = predicted_collectives(
             found.graph, found.states, degrees.axes, scatters=False
         )

@@ -114,9 +114,10 @@ def zoo_problem(
 
 
 def _one_byte(model: Decoder, weight_dtype: str | None) -> str:
-    quantization = model.config.quantization
-    own = quantization is not None and weight_dtype in (None, quantization.dtype)
-    return "fp8_block" if own and quantization.dtype.startswith("float8") else "fp8"
+    form = model.config.quantization
+    if form is None or weight_dtype not in (None, form.dtype):
+        return "fp8"
+    return "fp8_block" if form.dtype.startswith("float8") else "w8"
 
 
 def _zoo_dims(

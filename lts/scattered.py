@@ -1,9 +1,10 @@
 """A product whose sums end scattered runs as `shard_map`, which scatters as it sums.
 
 Left to a partitioner such a product becomes an all-reduce and a slice, or something
-else over axes that are idle, depending on the backend. A convolution sums in this form
-in any case: with groups of the batch (the gradient of a grouped kernel) XLA adds up
-over axes that shard nothing, too.
+else over axes that are idle, depending on the backend. So does one that sums over two
+factors, each split over axes of its own: XLA makes an all-reduce for each. A
+convolution sums in this form in any case: with groups of the batch (the gradient of a
+grouped kernel) XLA adds up over axes that shard nothing, too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,17 +16,11 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from lts.graph import Node
-from lts.hops import hops
-from lts.layout import op_ends, resolved, spec_of, waypoints
+from lts.layout import array_hops, op_ends, resolved, scatters_sums, spec_of, waypoints
 from lts.mesh import MeshAxis
 
 CONVOLUTION = "conv_general_dilated"
 PRODUCTS = frozenset({"dot_general", CONVOLUTION})
-
-WHOLE = frozenset({"gather", "scatter-add", "scatter-sub"})
-"""Ops whose sums are reduced whole, and sliced: XLA cannot partition a gather whose
-partial sums scatter onto a dim that is sharded already (it fails after SPMD); updates
-at indices sum in a form of their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,33 +62,6 @@ class ScatterForm:
         )(*operands)
 
 
-def scatters_sums(
-    primitive: str,
-    shape: Sequence[int],
-    source: np.ndarray,
-    target: np.ndarray,
-    axes: Sequence[MeshAxis],
-) -> bool:
-    """Whether partial sums of an op's result end scattered, not reduced whole.
-
-    They do not where a part would be uneven: of 6 elements over two axes of 2, one of
-    which leaves the dim afterwards.
-
-    Args:
-      shape: of the result.
-      source, target: as `lts.layout.op_ends` gives them.
-    """
-    if primitive in WHOLE:
-        return False
-    sizes = np.array([axis.size for axis in axes])
-    return all(
-        shape[dim] % sizes[hop.states == dim + 1].prod() == 0
-        for hop in hops(source, target, len(shape), sizes > 1)
-        if hop.kind == "reduce_scatter"
-        for dim in set((hop.states[hop.axes] - 1).tolist())
-    )
-
-
 def scatter_form(
     node: Node,
     numbers: np.ndarray,
@@ -111,25 +79,27 @@ def scatter_form(
     source, target = op_ends(
         result.factors, node, numbers, value_factors, value_numbers
     )
-    rank, present = len(result.factors), np.array([axis.size > 1 for axis in axes])
+    shape = result.array.shape
     names = np.array([axis.name for axis in axes])
     scattered, whole = [], ()
-    even = scatters_sums(node.primitive, result.array.shape, source, target, axes)
-    for hop in hops(source, target, rank, present, scatters=even):
+    even = scatters_sums(node.primitive, shape, source, target, axes)
+    for hop in array_hops(source, target, shape, axes, scatters=even):
         taking = tuple(names[hop.axes].tolist())
         if hop.kind == "reduce_scatter":
             dim = int(hop.states[hop.axes][0]) - 1
             scattered.append((taking, dim))
         elif hop.kind == "all_reduce":
             whole = taking
-    if not scattered and not (whole and node.primitive == CONVOLUTION):
+    partial = np.array([axis.size > 1 for axis in axes]) & (source == len(shape) + 1)
+    several = len(set(numbers[partial].tolist())) > 1
+    if not scattered and not (whole and (several or node.primitive == CONVOLUTION)):
         return None
     return ScatterForm(
         operands=tuple(
             spec_of(o.factors, resolved(numbers, node, o.factors), axes)
             for o in node.operands
         ),
-        result=waypoints(source, target, rank, axes, scatters=even)[0],
+        result=waypoints(source, target, shape, axes, scatters=even)[0],
         scattered=tuple(scattered),
         whole=whole,
     )

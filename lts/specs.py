@@ -1,6 +1,7 @@
 """Where every array of a traced phase lies under an assignment."""
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,10 +11,11 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from lts.assignment import Assignment, States
-from lts.graph import EXPERTS, Node, OpGraph
+from lts.graph import Node, OpGraph
 from lts.layout import (
     op_ends,
     resolved,
+    scatters_sums,
     spec_of,
     state_numbers,
     waypoints,
@@ -21,7 +23,7 @@ from lts.layout import (
 from lts.local_ops import Form, local_form, whole_form
 from lts.local_updates import update_form
 from lts.mesh import MeshAxis
-from lts.scattered import scatter_form, scatters_sums
+from lts.scattered import scatter_form
 from lts.tracing import Traced
 from lts.tracing.build import Crossing
 from lts.tracing.flatten import RESULTS, Equation, Path, Tensor
@@ -155,12 +157,19 @@ def phase_specs(
                 before.setdefault(met.broadcast, {})[0] = found
     entries: dict[Path, dict[int, PartitionSpec]] = {}
     for path, tensors in traced.scopes.items():
-        specs = enumerate(map(value_spec, tensors))
-        found = {i: spec for i, spec in specs if spec is not None}
+        specs = {i: value_spec(tensor) for i, tensor in enumerate(tensors)}
+        found = {i: spec for i, spec in specs.items() if spec is not None}
         if path[-1:] == (RESULTS,):
             after[path[:-1]] = {i: (spec,) for i, spec in found.items()}
         else:
-            entries[path] = found
+            # What every device computes itself (a mask) stays whole: left open, it
+            # takes the layout of one of its readers and is gathered for the others.
+            whole = {
+                i: PartitionSpec()
+                for i, tensor in enumerate(tensors)
+                if tensor.is_local and math.prod(tensor.shape) > 1
+            }
+            entries[path] = {**whole, **found}
     program, count = places.draft.program, len(traced.in_paths)
     arguments = tuple(value_spec(t) or PartitionSpec() for t in program.arguments)
     return PhaseSpecs(
@@ -207,9 +216,7 @@ def _op_specs(
         there, factors = states[result.value], places.factors_of(tensor)
         ends = op_ends(result.factors, node, own, factors, there)
         even = scatters_sums(node.primitive, result.array.shape, *ends, axes)
-        results[i] = waypoints(*ends, len(factors), axes, scatters=even)
-        if node.primitive == EXPERTS:  # which sums itself
-            results[i] = results[i][-1:]
+        results[i] = waypoints(*ends, result.array.shape, axes, scatters=even)
     return operands, results
 
 

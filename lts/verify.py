@@ -1,8 +1,9 @@
 """Compile a sharded step with XLA and compare what it emits with what was predicted.
 
-The step is lowered on an abstract mesh and exported; a subprocess compiles it on forced
-CPU devices. Collectives are read from the HLO right after SPMD partitioning, those in a
-loop times its trips. Nothing is allocated or run.
+The step is lowered on an abstract mesh and exported; a subprocess compiles it for
+forced CPU devices, or for GPUs that need not be there. Collectives are read from the
+HLO right after SPMD partitioning, which is the same for both, those in a loop times its
+trips. Nothing is allocated or run.
 """
 
 from collections import Counter
@@ -12,7 +13,7 @@ from typing import Any
 
 import jax
 
-from lts.compile_worker import CompiledProgram, compile_on_cpu
+from lts.compiler import CompiledProgram, Compiler, platform_of
 from lts.cost.predict import Predicted
 from lts.hlo import list_collectives
 
@@ -49,7 +50,8 @@ class Report:
       target: that was compiled for.
       rows: collectives, those that differ first.
       argument_bytes: per device, predicted and compiled.
-      output_bytes, temp_bytes, alias_bytes: per device, compiled.
+      output_bytes, temp_bytes, alias_bytes, peak_bytes: per device, compiled; what is
+        temporary, and with it the peak, is as the target has it.
       warnings: reshards that XLA could do only by replicating an array.
       unknown_trips: collectives in loops whose trip count the compiler did not show;
         they are counted once.
@@ -63,6 +65,7 @@ class Report:
     output_bytes: int
     temp_bytes: int
     alias_bytes: int
+    peak_bytes: int
     warnings: tuple[str, ...]
     unknown_trips: int
 
@@ -89,6 +92,7 @@ class Report:
             "output_bytes": self.output_bytes,
             "temp_bytes": self.temp_bytes,
             "alias_bytes": self.alias_bytes,
+            "peak_bytes": self.peak_bytes,
             "unknown_trips": self.unknown_trips,
             "warnings": list(self.warnings),
             "rows": [
@@ -126,17 +130,18 @@ class Verification:
         return {"ok": self.ok, "phases": [r.to_dict() for r in self.reports]}
 
 
-def compile_for_cpu(
-    step: Any, leaves: Sequence[Any], num_devices: int
+def compile_step(
+    step: Any, leaves: Sequence[Any], num_devices: int, compiler: Compiler
 ) -> CompiledProgram:
-    """Compile a jitted step (over an abstract mesh) on forced CPU devices.
+    """Compile a jitted step (over an abstract mesh).
 
     Args:
       step: `jax.jit` of a function of flat arguments, `keep_unused=True`.
       leaves: abstract flat arguments.
     """
-    exported = jax.export.export(step, platforms=("cpu",))(*leaves)
-    return compile_on_cpu(exported.serialize(), num_devices)
+    platforms = (platform_of(compiler.target),)
+    exported = jax.export.export(step, platforms=platforms)(*leaves)
+    return compiler.compile(exported.serialize(), num_devices)
 
 
 def compare(
@@ -172,13 +177,14 @@ def compare(
     ]
     return Report(
         phase=phase,
-        target="cpu",
+        target=program.target,
         rows=tuple(sorted(rows, key=lambda row: row.agrees)),
         predicted_argument_bytes=predicted_argument_bytes,
         argument_bytes=program.argument_bytes,
         output_bytes=program.output_bytes,
         temp_bytes=program.temp_bytes,
         alias_bytes=program.alias_bytes,
+        peak_bytes=program.peak_bytes,
         warnings=program.warnings,
         unknown_trips=sum(not c.trips_known for c in emitted),
     )

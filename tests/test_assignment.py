@@ -86,7 +86,7 @@ def test_dims_without_a_factor_stay_whole() -> None:
 def test_partial_sums_go_straight_where_the_value_wants_them() -> None:
     def way(target: list[int]) -> tuple[P, ...]:
         ends = op_ends((1, 2), NODE, np.array([1, 3, 0]), (0, 1), np.array(target))
-        return waypoints(*ends, 2, AXES)
+        return waypoints(*ends, (8, 8), AXES)
 
     assert way([2, 2, 0]) == (P(None, ("y", "x")), P(None, ("x", "y")))
     assert way([0, 0, 0]) == (P(None, "y"), P())

@@ -10,7 +10,13 @@ from jax.sharding import (
     PartitionSpec,
 )
 
-from lts.compile_worker import CompiledProgram, compile_on_cpu
+from lts.compiler import (
+    CompiledProgram,
+    Compiler,
+    compile_exported,
+    missing,
+    platform_of,
+)
 from lts.hlo import list_collectives
 from tests.after_spmd import compiled_with_dump
 
@@ -55,13 +61,14 @@ def jit_decode(mesh: Mesh | AbstractMesh):
     )
 
 
-def export(jitted, *args: jax.ShapeDtypeStruct) -> bytearray:
-    return jax.export.export(jitted, platforms=("cpu",))(*args).serialize()
+def export(jitted, *args: jax.ShapeDtypeStruct, target: str = "cpu") -> bytearray:
+    platforms = (platform_of(target),)
+    return jax.export.export(jitted, platforms=platforms)(*args).serialize()
 
 
 @pytest.fixture(scope="module")
 def decode() -> CompiledProgram:
-    return compile_on_cpu(export(jit_decode(ABSTRACT), *ARGS), 8)
+    return compile_exported(export(jit_decode(ABSTRACT), *ARGS), 8)
 
 
 def test_collectives_equal_the_closed_form(decode: CompiledProgram) -> None:
@@ -128,7 +135,7 @@ def test_shardings_propagate_as_in_a_direct_compilation() -> None:
     shapes = (16, 64), (64, 128), (128, 64), (16, 8, 64)
     args = tuple(jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes)
     direct, _ = compile_here(jit_repeat(concrete_mesh()), *args)
-    program = compile_on_cpu(export(jit_repeat(ABSTRACT), *args), 8)
+    program = compile_exported(export(jit_repeat(ABSTRACT), *args), 8)
     assert list_collectives(program.after_spmd, ABSTRACT.shape) == direct
     assert ("all_gather", 15) in {(c.kind, c.count) for c in direct}
 
@@ -162,7 +169,7 @@ def test_one_device_program_has_no_partitioning_of_its_own() -> None:
     with jax.enable_x64(True):
         jitted = jax.jit(lambda x: x * 2, in_shardings=sharded, out_shardings=sharded)
         exported = export(jitted, jax.ShapeDtypeStruct((6,), jnp.float64))
-    program = compile_on_cpu(exported, 1)
+    program = compile_exported(exported, 1)
     assert program.after_spmd == program.final
     assert list_collectives(program.final, mesh.shape) == []
     assert program.argument_local_bytes == (48,)
@@ -177,7 +184,7 @@ def test_full_rematerialization_is_reported() -> None:
 
     jitted = jax.jit(swap, in_shardings=(before, before), out_shardings=after)
     x = jax.ShapeDtypeStruct((16, 64, 32), jnp.float32)
-    program = compile_on_cpu(export(jitted, x, x), 8)
+    program = compile_exported(export(jitted, x, x), 8)
     (warning,) = program.warnings
     assert "(x): {" in warning and "} -> {" in warning
     # jitted without keep_unused, the second argument is no part of the program
@@ -187,12 +194,71 @@ def test_full_rematerialization_is_reported() -> None:
 def test_wrong_device_count_says_what_to_pass() -> None:
     exported = export(jit_decode(ABSTRACT), *ARGS)
     with pytest.raises(RuntimeError, match="pass num_devices=8") as error:
-        compile_on_cpu(exported, 4)
-    assert "failed with status 1" in str(error.value)
+        compile_exported(exported, 4)
+    assert "compiling on 4 CPU devices failed:" in str(error.value)
     with pytest.raises(ValueError, match="cannot compile on 0 devices"):
-        compile_on_cpu(exported, 0)
+        compile_exported(exported, 0)
 
 
 def test_timeout_says_what_to_do() -> None:
     with pytest.raises(RuntimeError, match="took more than 0.01 s: raise timeout_s"):
-        compile_on_cpu(b"", 8, timeout_s=0.01)
+        compile_exported(b"", 8, timeout_s=0.01)
+
+
+def test_programs_share_a_process_that_outlives_a_failure(
+    decode: CompiledProgram,
+) -> None:
+    exported = export(jit_decode(ABSTRACT), *ARGS)
+    with Compiler() as compiler:
+        found = [compiler.compile(exported, 8)]
+        child = compiler._child
+        with pytest.raises(RuntimeError, match="compiling on 8 CPU devices failed"):
+            compiler.compile(b"no program", 8)
+        found.append(compiler.compile(exported, 8))
+        assert compiler._child is child
+    wanted = list_collectives(decode.after_spmd, ABSTRACT.shape)
+    for program in found:
+        assert list_collectives(program.after_spmd, ABSTRACT.shape) == wanted
+        assert program.peak_bytes == decode.peak_bytes
+    assert child is not None and child.returncode is not None
+
+
+def test_the_peak_holds_arguments_results_and_scratch(decode: CompiledProgram) -> None:
+    held = decode.argument_bytes + decode.temp_bytes + BATCH * D_MODEL * 2
+    assert decode.peak_bytes == held + 16  # the cache is in place; a tuple of two
+
+
+def test_unknown_targets_are_refused() -> None:
+    with pytest.raises(ValueError, match="target is 'tpu'.*'cpu' or 'h100'"):
+        Compiler("tpu")
+
+
+def test_what_has_to_be_installed_is_said_in_one_line(monkeypatch) -> None:
+    found = {"jax-cuda12-plugin": jax.__version__, "jax-cuda12-pjrt": None}
+    monkeypatch.setattr("lts.compiler._version", found.get)
+    line = missing("h100")
+    assert line is not None and "\n" not in line
+    assert "jax-cuda12-pjrt missing" in line
+    assert f"jax-cuda12-plugin=={jax.__version__}" in line
+    with pytest.raises(RuntimeError, match="pip install"):
+        Compiler("h100")
+    assert missing("cpu") is None
+    found["jax-cuda12-pjrt"] = jax.__version__
+    assert missing("h100") is None
+
+
+@pytest.mark.skipif(missing("h100") is not None, reason="no GPU compiler here")
+def test_gpus_that_are_not_there_are_compiled_for(decode: CompiledProgram) -> None:
+    exported = export(jit_decode(ABSTRACT), *ARGS, target="h100")
+    with Compiler("h100") as compiler:
+        program = compiler.compile(exported, 8)
+        with pytest.raises(RuntimeError, match="12 GPUs do not fill nodes of 8"):
+            compiler.compile(exported, 12)
+    after = list_collectives(decode.after_spmd, ABSTRACT.shape)
+    assert list_collectives(program.after_spmd, ABSTRACT.shape) == after
+    final = list_collectives(program.final, ABSTRACT.shape)
+    # no promotion to float32, as in CPU programs
+    assert [(c.kind, c.nbytes) for c in final] == [(c.kind, c.nbytes) for c in after]
+    assert "is_scheduled=true" in program.final
+    assert program.argument_bytes == decode.argument_bytes
+    assert program.alias_bytes == decode.alias_bytes

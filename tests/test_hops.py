@@ -98,3 +98,39 @@ def test_every_way_ends_where_it_should_in_mesh_order(rank: int) -> None:
 
 def test_absent_axes_take_no_part() -> None:
     assert hops(np.array([1, 3]), np.array([0, 1]), 2, np.zeros(2, bool)) == []
+
+
+def test_a_permute_goes_over_axes_whose_part_of_the_shard_number_moves() -> None:
+    """Of x, y, z turned round, y stays where x and z are equally many."""
+
+    def permuted(sizes: np.ndarray | None) -> list[bool]:
+        ends = np.array([1, 1, 1]), np.array([2, 0, 1])
+        permute, *_ = hops(*ends, 2, np.ones(3, bool), sizes=sizes)
+        assert permute.kind == "collective_permute"
+        assert layout(permute) == [("c", "b", "a"), ()]
+        return permute.axes.tolist()
+
+    assert permuted(np.array([2, 2, 2])) == [True, False, True]
+    assert permuted(np.array([2, 2, 4])) == [True, True, True]
+    assert permuted(None) == [True, True, True]
+
+
+@pytest.mark.parametrize(
+    "shape, kinds",
+    [
+        ((2, 8), ["all_gather", "slice"]),
+        ((4, 8), ["slice", "collective_permute", "all_gather"]),
+    ],
+)
+def test_no_parts_are_uneven_on_the_way(shape, kinds) -> None:
+    """A dim of 2 cannot be in 4 parts while one axis takes the place of another."""
+    found = hops(
+        np.array([0, 1]),
+        np.array([1, 0]),
+        2,
+        np.ones(2, bool),
+        sizes=np.array([2, 2]),
+        shape=shape,
+    )
+    assert [hop.kind for hop in found] == kinds
+    assert layout(found[-1]) == [("a",), ()]

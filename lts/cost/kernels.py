@@ -41,9 +41,7 @@ _MOST_OF_TWO, _MOST_POWER = 0.56, 0.8
 """Expected largest of `n` standard normals, `0.56 log2(n)^0.8`: within 5% up to 128."""
 
 
-def busiest(
-    tokens: Size, top_k: Size, experts: Size, expert_ways: Size
-) -> np.ndarray:
+def busiest(tokens: Size, top_k: Size, experts: Size, expert_ways: Size) -> np.ndarray:
     """Rows of the busiest expert rank over the mean of all.
 
     Ranks differ by chance, as the root of their rows, and by how popular the experts

@@ -6,6 +6,7 @@ over all degrees and batches bounds every candidate of the space. The bound is l
 where communication matters.
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -23,6 +24,7 @@ from lts.cost.serving import (
 from lts.cost.tables import CostTables, PhaseTables
 from lts.workload import Workload
 
+_NO_TIME_S = 1e-30
 RELAXED = "relaxed"
 """Name of this bound in `Plan.gap_kind`."""
 
@@ -64,6 +66,8 @@ def relaxed_outcome(
     steps = {phase: _least_step(found) for phase, found in tables.phases.items()}
     engine = tables.pricing.engine
     if engine is not None:
+        # a host that is busy with many tokens would hold the faster plan against itself
+        engine = dataclasses.replace(engine, saturation_s=_NO_TIME_S)
         steps = {
             phase: engine_step(
                 step, phase, stages, depth_of(tables.phases[phase].graph), engine

@@ -87,7 +87,8 @@ def sharded_expert_ffn(
 ) -> jax.Array:
     """`expert_ffn` with tokens, experts and their hidden dim split as `layout` says.
 
-    Manual over the axes of the layout; other axes of the mesh are left as they are.
+    Manual over all axes of the mesh: what a partitioner may split over idle ones, it
+    gathers again in every round.
 
     Args:
       x, weight, expert, gate, up, down: as for `expert_ffn`, global arrays.
@@ -124,7 +125,6 @@ def sharded_expert_ffn(
             _weight_spec(down, back),
         ),
         out_specs=PartitionSpec(*result),
-        axis_names=axes,
         check_vma=False,
     )(x, weight, expert, gate, up, down)
 

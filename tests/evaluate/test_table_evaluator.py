@@ -69,7 +69,7 @@ def test_each_phase_costs_what_the_slow_pricing_says(
             parts = breakdown(tables, picks[:, i], last)
             batch = int(own.batches[degrees, place])
             total = sum(part.time_s for part in parts if part.phase == phase)
-            slow, _ = pricer.phase(phase, batch)
+            slow, _ = pricer.served(phase, batch)
             assert total == pytest.approx(slow, rel=1e-6)
 
 
