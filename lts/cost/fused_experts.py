@@ -8,7 +8,7 @@ import numpy as np
 
 from lts.cost.distinct import evaluated
 from lts.cost.experts import Sizes, exchanging, load_of, sizes_of
-from lts.cost.kernels import SPREAD, busiest
+from lts.cost.kernels import READ_SHARE, SPREAD, busiest
 from lts.cost.operators import moe
 from lts.cost.operators.deep_ep import (
     combine_time_s,
@@ -104,7 +104,37 @@ def _kernel_s(
         values=pricing.values(f"moe/{form}"),
         chip=pricing.chip_for(moe.FORMS[form].dtype, wanted),
     )
-    return time * sizes.products / _GATED
+    _, active = moe.rank_load(
+        tokens,
+        np.array(sizes.top_k, float),
+        np.array(sizes.experts, float),
+        expert_ways,
+        skew=skew,
+        spread=np.array(SPREAD),
+    )
+    stored = moe.FORMS[form].weight_bytes * sizes.products * sizes.hidden * sizes.width
+    time = time * sizes.products / _GATED
+    return _lighter(time, active / tensor_ways, stored, sizes.expert_bytes, pricing)
+
+
+def _lighter(
+    time: np.ndarray,
+    experts: np.ndarray,
+    stored: float,
+    read: float,
+    pricing: Pricing,
+) -> np.ndarray:
+    """The time without the bytes that weights of fewer bits save.
+
+    Args:
+      experts: whole ones that are read.
+      stored, read: bytes of one in the form that priced it, and as it is.
+    """
+    if read >= stored:
+        return time
+    rate = READ_SHARE * pricing.chip.hbm_bandwidth_bytes_per_s
+    saved = experts * (stored - read) / rate
+    return np.maximum(time - saved, time * read / stored)
 
 
 def _exchange_s(

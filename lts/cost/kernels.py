@@ -32,7 +32,7 @@ _ARITHMETIC = {"w8": "bfloat16", "fp4": "float4_e2m1fn"}
 """Arithmetic of a form, where it is another than that of the nearest one."""
 _CACHES = {"bfloat16": ("bfloat16", 2.0), "fp8": ("float8_e4m3fn", 1.0)}
 """Name in the keys of fits, and bytes of a value, of each form of a cache."""
-_READ_SHARE = 0.85
+READ_SHARE = 0.85
 """Of the memory's bandwidth that saved weight bytes would have taken."""
 
 SPREAD = 1.2
@@ -249,7 +249,7 @@ class CalibratedKernels:
         if share >= 1:
             return time
         saved = values * (FORM_BYTES[near] - FORM_BYTES[form])
-        rate = _READ_SHARE * self.chip.hbm_bandwidth_bytes_per_s
+        rate = READ_SHARE * self.chip.hbm_bandwidth_bytes_per_s
         return np.maximum(time - saved / rate, share * time)
 
     def _values(self, operator: str, form: str):

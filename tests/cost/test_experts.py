@@ -11,10 +11,13 @@ from lts.cost.dispatch import destination_rows, experts_touched
 from lts.cost.memory import activation_bytes
 from lts.cost.nodes import node_time_s
 from lts.cost.pricing import Pricing
+from lts.cost.profile import Profile
 from lts.cost.sharding import shard
 from lts.graph import EXPERTS as PRIMITIVE
+from lts.graph import NodeKind
 from lts.mesh import Degrees, MeshAxis
 from lts.prepare import prepare_function
+from lts.tracing import trace_program
 
 BATCH, LENGTH, TOP_K, EXPERTS, WIDTH, HIDDEN = 256, 64, 8, 64, 2048, 1024
 CLUSTER = lts.Cluster.parse("h100:2x8")
@@ -188,3 +191,36 @@ def test_ways_that_do_not_divide_are_repaired_outermost_first():
     states = space.choice_states(number)[space.repaired[number][0, code]]
     kept = [int(n) for n, on in zip(space.sizes[0], states, strict=True) if on]
     assert np.prod(kept) == 8 and 3 not in kept
+
+
+def test_engines_read_experts_of_few_bits_as_they_are():
+    """A decode step reads weights: a quarter of the bytes is much of the time."""
+    shape, engine = (
+        jax.ShapeDtypeStruct,
+        Pricing(cluster=CLUSTER, engine=Profile(), one_byte="w8"),
+    )
+
+    def layer_s(dtype: str) -> float:
+        tokens = 32, 1
+        weights = [(64, 4096, 2048), (64, 4096, 2048), (64, 2048, 4096)]
+
+        def layer(x, weight, expert, *matrices):
+            wide = (matrix.astype(jnp.bfloat16) for matrix in matrices)
+            return lts.expert_ffn(x, weight, expert, *wide)
+
+        arguments = [
+            shape((*tokens, 4096), jnp.bfloat16),
+            shape((*tokens, TOP_K), jnp.bfloat16),
+            shape((*tokens, TOP_K), jnp.int32),
+            *(shape(size, dtype) for size in weights),
+        ]
+        kinds = {str(number): NodeKind.PARAMETER for number in (3, 4, 5)}
+        traced = trace_program(
+            layer, arguments, kinds=lambda path: kinds.get(path, NodeKind.INPUT)
+        )
+        (op,) = traced.graph.ops
+        return node_time_s(op, sharding_of(op, 0, 0), engine).item()
+
+    whole, one_byte, half = map(layer_s, ("bfloat16", "float8_e4m3fn", "int4"))
+    assert half < one_byte < whole
+    assert 0.25 * whole <= half < 0.45 * whole
