@@ -8,57 +8,63 @@ rows of configurations of equal size. Model names resolve through aliases, `--co
 (a folder of config.json files) and published sizes; rows without a prediction count as
 misses and are listed. Columns of the tables:
 
-    shipped   profiles that come with the package: by engine and year, else the middle
+    shipped   profiles that come with the package: by release, else year, else middle
     middle    the shipped middle alone, as for an engine that is not named
     shape     fitted on the other rows, whole (model, input, output length) held out
     model     fitted on the other rows, whole architectures held out
-    profile   the middle of the profiles of all other engine versions and sources
-    engine    the middle of the profiles of all other engines
+    profile   fitted on the other rows, versions and sources of an engine held out
+    engine    the middle of what was fitted on the rows of all other engines
 
 Only the last four are held out where the shipped profiles were fitted on FILE. A rule
 that knows nothing stands beside each comparison. `--quick` leaves out the fits. Writes
-e2e.json and e2e.md to `--out`. About 4 minutes on one core.
+summary.json, figures.csv, e2e.md and errors.png to `--out`. About 4 minutes on one core.
 
 Found: see `results/`.
 """
 
 import argparse
+import csv
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import numpy as np
 
-from experiments.e2e.folds import fixed, folded, held_out
+from experiments.e2e.folds import fixed, folded, held_out, is_steady
 from experiments.e2e.models import Models
 from experiments.e2e.points import Priced, price
 from experiments.e2e.rows import Row, read, without_repeats
 from experiments.e2e.summary import (
+    QUANTITIES,
     Figures,
     absolute,
     by_profile,
     comparisons,
     equal_sizes,
+    relative_errors,
 )
 from lts.cost.kernels import CalibratedKernels
 from lts.cost.profile import MIDDLE, Profile, load, names
 
 
 def shipped(row: Row) -> Profile:
-    """The profile that comes with the package for the engine and year of a row.
+    """The profile that comes with the package for the engine of a row.
 
-    Where the year has none, the nearest year of the engine; else the middle.
+    Of its release, else of its year or the nearest one; else the middle.
     """
-    engine = row.engine_year.rpartition("-")[0]
+    if row.engine_version in names():
+        return load(row.engine_version)
     years = [
-        int(name.rpartition("-")[2])
+        int(found[1])
         for name in names()
-        if name.startswith(f"{engine}-")
+        if (found := re.fullmatch(rf"{re.escape(row.family)}-(20\d\d)", name))
     ]
     if not years:
         return load(MIDDLE)
-    return load(f"{engine}-{min(years, key=lambda year: abs(year - row.year))}")
+    return load(f"{row.family}-{min(years, key=lambda year: abs(year - row.year))}")
 
 
 def predictions(priced: Priced, quick: bool) -> dict[str, np.ndarray]:
@@ -108,6 +114,49 @@ def misses_of(priced: Priced) -> list[str]:
     return [*lines, ""]
 
 
+def write(out: Path, tables: Mapping[str, Mapping[str, Mapping[str, Figures]]]) -> None:
+    """summary.json, with a key per figure, and figures.csv, with a line per figure."""
+    flat, lines = {}, []
+    for title, by_protocol in tables.items():
+        for protocol, groups in by_protocol.items():
+            for group, figures in groups.items():
+                for name, value in figures.items():
+                    flat[f"{title}/{group}/{name}/{protocol}"] = value
+                    lines.append((title, group, name, protocol, value))
+    data = json.dumps(flat, indent=1, default=float)
+    (out / "summary.json").write_text(data + "\n", encoding="utf-8")
+    with (out / "figures.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(("table", "group", "figure", "protocol", "value"))
+        writer.writerows(lines)
+
+
+def draw(priced: Priced, values: Mapping[str, np.ndarray], path: Path) -> None:
+    """Share of the rows whose error is at most so large, by quantity and protocol."""
+    errors = {name: relative_errors(priced, own) for name, own in values.items()}
+    figure, panels = plt.subplots(1, 3, figsize=(9.6, 3.2), sharey=True)
+    shown = ("TPOT", "throughput at maximum load", "TTFT, not queueing")
+    for axes, name in zip(panels.flat, shown, strict=True):
+        chosen = [is_steady(row) and QUANTITIES[name](row) for row in priced.rows]
+        for protocol, own in errors.items():
+            ordered = np.sort(own[np.array(chosen, bool)])
+            shares = np.arange(1, len(ordered) + 1) / max(len(ordered), 1)
+            axes.plot(ordered, shares, lw=1.2, label=protocol)
+        axes.set(xscale="log", xlim=(0.005, 2), ylim=(0, 1))
+        axes.set_xticks([0.01, 0.03, 0.1, 0.3, 1], ["1%", "3%", "10%", "30%", "100%"])
+        axes.minorticks_off()
+        axes.grid(lw=0.3, color="0.8")
+        axes.set_title(f"{name}: {sum(chosen)} rows", fontsize=8)
+        axes.tick_params(labelsize=7)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels.flat[0].legend(frameon=False, fontsize=7)
+    figure.supxlabel("relative error", size=8)
+    figure.supylabel("share of rows within it", size=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -141,8 +190,8 @@ def main() -> None:
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
         (args.out / "e2e.md").write_text("\n".join(lines), encoding="utf-8")
-        data = json.dumps(tables, indent=1, default=float)
-        (args.out / "e2e.json").write_text(data + "\n", encoding="utf-8")
+        write(args.out, tables)
+        draw(priced, values, args.out / "errors.png")
 
 
 if __name__ == "__main__":

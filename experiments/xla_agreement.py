@@ -13,7 +13,7 @@ are compared as well.
 
 Writes to a folder of DIR that is named after the version of jax: plans.csv (a line per
 plan, phase and target), mismatches.csv (a line per collective that differs),
-summary.json and xla_agreement.md. Two to five seconds a program, most of them in XLA.
+summary.json, xla_agreement.md and bytes.png. Two to five seconds a program, most of them in XLA.
 """
 
 import argparse
@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import matplotlib.pyplot as plt
 from jax.sharding import NamedSharding
 
 import lts
@@ -269,7 +270,7 @@ def searched_plans(
                     yield judged(place, found, degrees, problem.cache, compiler)
 
 
-def summary(found: Sequence[Judged]) -> list[dict[str, Any]]:
+def table(found: Sequence[Judged]) -> list[dict[str, Any]]:
     """Shares of plans that are right, by origin, target and block."""
     groups: dict[tuple[str, str, str], dict[tuple[str, str], list[Row]]] = {}
     for place, row, _ in found:
@@ -302,24 +303,67 @@ def _share(plans: dict[Any, list[Row]], holds: Callable[[Row], bool]) -> float:
 
 
 def write(out: Path, found: Sequence[Judged]) -> None:
-    """All tables, in a folder of their own."""
+    """All tables and the picture, in a folder of their own."""
     out.mkdir(parents=True, exist_ok=True)
     rows = [{**asdict(place), **asdict(row)} for place, row, _ in found]
     _write_csv(out / "plans.csv", rows)
     wrong = [{**asdict(place), **asdict(one)} for place, _, own in found for one in own]
     _write_csv(out / "mismatches.csv", wrong)
-    table = summary(found)
+    shares = table(found)
     lines = [
         "# Collectives: predicted and emitted",
         "",
         f"jax {jax.__version__}; written by `experiments/xla_agreement.py`.",
         "",
-        "| " + " | ".join(table[0]) + " |",
-        "|---" * len(table[0]) + "|",
-        *("| " + " | ".join(map(str, line.values())) + " |" for line in table),
+        "| " + " | ".join(shares[0]) + " |",
+        "|---" * len(shares[0]) + "|",
+        *("| " + " | ".join(map(str, line.values())) + " |" for line in shares),
     ]
     (out / "xla_agreement.md").write_text("\n".join(lines) + "\n")
-    (out / "summary.json").write_text(json.dumps(table, indent=1) + "\n")
+    named = ("plans", "target", "block")
+    flat: dict[str, Any] = {"jax": jax.__version__}
+    for line in shares:
+        prefix = "/".join(line[key] for key in named)
+        flat |= {f"{prefix}/{k}": v for k, v in line.items() if k not in named}
+    (out / "summary.json").write_text(json.dumps(flat, indent=1) + "\n")
+    draw(found, out / "bytes.png")
+
+
+def draw(found: Sequence[Judged], path: Path) -> None:
+    """Emitted against predicted bytes of every phase of a plan, by block."""
+    blocks = list(dict.fromkeys(place.block for place, _, _ in found))
+    figure, panels = plt.subplots(
+        1,
+        len(blocks),
+        figsize=(2.4 * len(blocks) + 0.6, 2.9),
+        sharey=True,
+        squeeze=False,
+    )
+    for axes, block in zip(panels.flat, blocks, strict=True):
+        own = [row for place, row, _ in found if place.block == block]
+        for right in (True, False):
+            chosen = [row for row in own if row.right is right and not row.failure]
+            axes.plot(
+                [max(row.predicted_bytes, 1) for row in chosen],
+                [max(row.emitted_bytes, 1) for row in chosen],
+                "o" if right else "x",
+                ms=3 if right else 5,
+                color="C0" if right else "C3",
+                alpha=0.6,
+                mew=0 if right else 1,
+                label="as predicted" if right else "otherwise",
+            )
+        axes.axline((1, 1), slope=1, color="0.5", lw=0.6, zorder=0)
+        axes.set(xscale="log", yscale="log")
+        axes.set_title(f"{block}: {len(own)} programs", fontsize=8)
+        axes.tick_params(labelsize=7)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels.flat[0].legend(frameon=False, fontsize=7)
+    figure.supxlabel("predicted bytes of collectives per device (1 for none)", size=8)
+    figure.supylabel("emitted", size=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
 
 
 def _write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:

@@ -9,18 +9,20 @@ import numpy as np
 from experiments.e2e.points import Priced
 from experiments.e2e.rows import Row
 from lts.calibrate.profiles import (
+    Family,
     Points,
     fit_common,
-    fit_together,
-    middle,
+    fit_family,
     predicted,
 )
 from lts.cost.profile import MEMORY_RULES, MIDDLE, Profile
 
 SHAPE_FOLDS = 5
-TIGHTNESS, TIGHTNESS_OF_ONE = 0.6, 0.3
+TIGHTNESS, TIGHTNESS_OF_ONE = 0.8, 0.4
 """Of the priors' widths, and where all rows are of one architecture: what sets such a
 profile apart may be the model's."""
+LEAST_POINTS = 20
+"""That a profile which is shipped is fitted on."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -30,7 +32,7 @@ class Folded:
     profiles: np.ndarray  # [rows] of names
     models: np.ndarray  # [rows] architecture, not the name
     shapes: np.ndarray  # [rows] numbers
-    engines: np.ndarray  # [rows] of names
+    engines: np.ndarray  # [rows] of families
     fitted: np.ndarray  # [rows] bool: used by fits
     points: Points
 
@@ -48,7 +50,7 @@ def folded(priced: Priced) -> Folded:
         profiles=np.array([row.profile for row in rows]),
         models=models,
         shapes=np.array([number[key] for key in keys]),
-        engines=np.array([row.engine for row in rows]),
+        engines=np.array([row.family for row in rows]),
         fitted=np.array([is_steady(row) for row in rows]),
         points=priced.points,
     )
@@ -78,10 +80,8 @@ def by_profile(own: Folded, chosen: np.ndarray) -> dict[str, Points]:
     }
 
 
-def fitted(
-    own: Folded, chosen: np.ndarray, start: Profile
-) -> tuple[dict[str, Profile], Profile]:
-    """Profiles of the chosen rows, and their middle."""
+def fitted(own: Folded, chosen: np.ndarray, start: Profile) -> Family:
+    """Profiles of the chosen rows."""
     sets = by_profile(own, chosen)
     use = chosen & own.fitted
     tightness = {
@@ -90,15 +90,17 @@ def fitted(
         else TIGHTNESS_OF_ONE
         for name in sets
     }
-    return fit_together(sets, start, tightness)
+    engine_of = dict(zip(own.profiles, own.engines, strict=True))
+    return fit_family(sets, engine_of, start, tightness)
 
 
 def held_out(own: Folded, start: Profile) -> dict[str, np.ndarray]:
     """Predictions by protocol, each `[rows]`; see the module."""
     return {
         "shape": by_shape(own, start),
-        "model": by_model(own, start),
-        **by_engine(own, start),
+        "model": _by_name(own, start, own.models),
+        "profile": _by_name(own, start, own.profiles),
+        "engine": by_engine(own, start),
     }
 
 
@@ -111,34 +113,14 @@ def by_shape(own: Folded, start: Profile, seed: int = 0) -> np.ndarray:
     return _predicted_in_folds(own, start, of_row)
 
 
-def by_model(own: Folded, start: Profile) -> np.ndarray:
-    """One architecture held out at a time, in all profiles."""
-    number = {model: i for i, model in enumerate(np.unique(own.models))}
-    return _predicted_in_folds(own, start, np.array([number[m] for m in own.models]))
+def by_engine(own: Folded, start: Profile) -> np.ndarray:
+    """One engine held out at a time, with all its versions."""
+    return _by_name(own, start, own.engines)
 
 
-def by_engine(own: Folded, start: Profile) -> dict[str, np.ndarray]:
-    """`profile`: the middle of all other profiles; `engine`: of all other engines'."""
-    everything = np.ones(len(own.profiles), bool)
-    found, _ = fitted(own, everything, start)
-    engine_of = dict(zip(own.profiles, own.engines, strict=True))
-    out = {}
-    for protocol in ("profile", "engine"):
-        values = np.zeros(len(own.profiles))
-        for name in np.unique(own.profiles):
-            others = [
-                profile
-                for other, profile in found.items()
-                if (
-                    other != name
-                    if protocol == "profile"
-                    else engine_of[other] != engine_of[name]
-                )
-            ]
-            held = own.profiles == name
-            values[held] = predicted(own.points.at(held), middle(others))
-        out[protocol] = values
-    return out
+def _by_name(own: Folded, start: Profile, names: np.ndarray) -> np.ndarray:
+    """All rows of one name held out at a time."""
+    return _predicted_in_folds(own, start, np.unique(names, return_inverse=True)[1])
 
 
 def fixed(own: Folded, profile_of: Sequence[Profile]) -> np.ndarray:
@@ -158,33 +140,34 @@ def _predicted_in_folds(
     values = np.zeros(len(own.profiles))
     for number in np.unique(fold_of_row):
         held = fold_of_row == number
-        found, common = fitted(own, ~held, start)
+        found = fitted(own, ~held, start)
         for name in np.unique(own.profiles[held]):
             rows = held & (own.profiles == name)
-            values[rows] = predicted(own.points.at(rows), found.get(name, common))
+            profile = found.nearest(name, own.engines[rows][0])
+            values[rows] = predicted(own.points.at(rows), profile)
     return values
 
 
-def engine_year_profiles(
-    priced: Priced, own: Folded, start: Profile
-) -> dict[str, Profile]:
-    """One profile per engine and year, and the `middle` of all: what is shipped.
+def named_profiles(priced: Priced, own: Folded, start: Profile) -> dict[str, Profile]:
+    """What is shipped: a profile per engine and year, per release, and the `middle`.
 
-    A year's profile is fitted to all versions and sources of it together, each counting
-    by the root of its rows, and drawn to what fits all engines.
+    One profile is fitted to all sources of a year or release together, each counting
+    by the root of its rows, and drawn to what its engine's versions share.
     """
     everything = np.ones(len(own.profiles), bool)
+    family = fitted(own, everything, start)
     sets = by_profile(own, everything)
-    common = fit_common(sets, start)
-    years: dict[str, dict[str, Points]] = defaultdict(dict)
-    year_of = {row.profile: row.engine_year for row in priced.rows}
-    for name, points in sets.items():
-        years[year_of[name]][name] = points
+    parts: dict[str, dict[str, Points]] = defaultdict(dict)
+    engine_of = {}
+    for row in priced.rows:
+        if row.profile in sets and row.family in MEMORY_RULES:
+            for name in filter(None, (row.engine_year, row.engine_version)):
+                parts[name][row.profile] = sets[row.profile]
+                engine_of[name] = row.family
     out = {}
-    for year, parts in years.items():
-        engine = year.rpartition("-")[0]
-        if engine in MEMORY_RULES:
-            profile = fit_common(parts, common, tightness=TIGHTNESS)
-            out[year] = replace(profile, name=year, memory=MEMORY_RULES[engine])
-    _, own_middle = fitted(own, everything, start)
-    return {**out, MIDDLE: own_middle}
+    for name, found in parts.items():
+        if sum(len(points.value) for points in found.values()) >= LEAST_POINTS:
+            engine = engine_of[name]
+            profile = fit_common(found, family.engines[engine], tightness=TIGHTNESS)
+            out[name] = replace(profile, name=name, memory=MEMORY_RULES[engine])
+    return {**out, MIDDLE: family.middle}

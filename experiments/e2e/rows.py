@@ -99,7 +99,21 @@ class Row:
     @property
     def engine_year(self) -> str:
         """Name of the shipped profile that the row falls to."""
-        return f"{'trtllm' if self.engine == 'nim' else self.engine}-{self.year}"
+        return f"{self.family}-{self.year}"
+
+    @property
+    def engine_version(self) -> str:
+        """As `engine_year`, where the source names a release; else empty."""
+        if not re.match(r"\d+\.", self.version):
+            return ""
+        # one release goes by 0.14 and by 0.14.0
+        release = re.sub(r"^(\d+\.\d+)\.0$", r"\1", self.version)
+        return f"{self.family}-{release}"
+
+    @property
+    def family(self) -> str:
+        """The engine that serves: NIM packs TensorRT-LLM."""
+        return "trtllm" if self.engine == "nim" else self.engine
 
     @property
     def shape(self) -> tuple:

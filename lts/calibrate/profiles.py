@@ -1,8 +1,9 @@
-"""Fits of engine profiles to measured serving points, drawn to a common profile.
+"""Fits of engine profiles to measured serving points, drawn to one another.
 
-The scalars of a profile move by factors; each is pulled to the common one by a normal
-prior of its own width, so that a profile with few points, or with points of one model
-only, stays near what all engines share.
+The scalars of a profile move by factors; each is pulled by a normal prior of its own
+width: those of an engine's version to what all versions of the engine share, those to
+what all engines share. So a profile with few points, or with points of one model only,
+stays near its relatives.
 """
 
 from collections.abc import Mapping, Sequence
@@ -58,6 +59,9 @@ _SOFT_TTFT = 0.2
 more than others."""
 COMMON_TIGHTNESS = 1.0
 """Of the widths, when one profile is fitted to all sets."""
+ENGINE_TIGHTNESS, FEW_TIGHTNESS, FEW_POINTS = 0.6, 0.15, 400
+"""Of the widths, when one is fitted to an engine's versions, and where these have few
+points: what sets such an engine apart may be its one model's."""
 _MOST_STEPS = 60
 
 
@@ -212,17 +216,47 @@ def fit_common(
     return replace(found, **{name: getattr(start, name) for name in _NOT_SHARED})
 
 
-def fit_together(
-    sets: Mapping[str, Points], start: Profile, tightness: Mapping[str, float]
-) -> tuple[dict[str, Profile], Profile]:
-    """One profile per set, drawn to what fits them all, and their middle.
+class Family(NamedTuple):
+    """Profiles by version, what each engine's versions share, and all engines."""
+
+    versions: dict[str, Profile]
+    engines: dict[str, Profile]
+    common: Profile
+
+    @property
+    def middle(self) -> Profile:
+        """The geometric middle of the versions."""
+        return middle([*self.versions.values()])
+
+    def nearest(self, version: str, engine: str) -> Profile:
+        """Of the version; where there is none, of its engine; else the middle."""
+        return self.versions.get(version) or self.engines.get(engine) or self.middle
+
+
+def fit_family(
+    sets: Mapping[str, Points],
+    engine_of: Mapping[str, str],
+    start: Profile,
+    tightness: Mapping[str, float],
+) -> Family:
+    """One profile per version, drawn to its engine's, which is drawn to the common one.
 
     Args:
-      tightness: of each set, as `fit_profile`.
+      sets: points by version.
+      engine_of: of each version.
+      tightness: of each version, as `fit_profile`.
     """
     common = fit_common(sets, start)
-    found = {
-        name: fit_profile(points, common, name=name, tightness=tightness[name])
+    engines = {}
+    for engine in dict.fromkeys(engine_of[name] for name in sets):
+        own = {n: points for n, points in sets.items() if engine_of[n] == engine}
+        few = sum(len(points.value) for points in own.values()) <= FEW_POINTS
+        width = FEW_TIGHTNESS if few else ENGINE_TIGHTNESS
+        engines[engine] = fit_common(own, common, tightness=width)
+    versions = {
+        name: fit_profile(
+            points, engines[engine_of[name]], name=name, tightness=tightness[name]
+        )
         for name, points in sets.items()
     }
-    return found, middle([*found.values()])
+    return Family(versions=versions, engines=engines, common=common)

@@ -8,7 +8,7 @@ import numpy as np
 
 from lts.cost.distinct import evaluated
 from lts.cost.experts import Sizes, exchanging, load_of, sizes_of
-from lts.cost.kernels import READ_SHARE, SPREAD, busiest
+from lts.cost.kernels import READ_SHARE, busiest, spread_of
 from lts.cost.operators import moe
 from lts.cost.operators.deep_ep import (
     combine_time_s,
@@ -99,7 +99,7 @@ def _kernel_s(
         tensor_ways,
         expert_ways,
         skew=skew,
-        spread=np.array(SPREAD),
+        spread=spread_of(sizes.experts),
         form=form,
         values=pricing.values(f"moe/{form}"),
         chip=pricing.chip_for(moe.FORMS[form].dtype, wanted),
@@ -110,7 +110,7 @@ def _kernel_s(
         np.array(sizes.experts, float),
         expert_ways,
         skew=skew,
-        spread=np.array(SPREAD),
+        spread=spread_of(sizes.experts),
     )
     stored = moe.FORMS[form].weight_bytes * sizes.products * sizes.hidden * sizes.width
     time = time * sizes.products / _GATED

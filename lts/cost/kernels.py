@@ -35,10 +35,19 @@ _CACHES = {"bfloat16": ("bfloat16", 2.0), "fp8": ("float8_e4m3fn", 1.0)}
 READ_SHARE = 0.85
 """Of the memory's bandwidth that saved weight bytes would have taken."""
 
-SPREAD = 1.2
-"""Popularity of experts under real prompts: standard deviation over mean."""
+_SPREAD_OF_ONE = 0.26
 _MOST_OF_TWO, _MOST_POWER = 0.56, 0.8
 """Expected largest of `n` standard normals, `0.56 log2(n)^0.8`: within 5% up to 128."""
+
+
+def spread_of(experts: Size) -> np.ndarray:
+    """Popularity of experts when serving: its standard deviation over its mean.
+
+    Grows with their number: few experts are trained to be as busy as each other, of
+    hundreds a prompt uses some. Coefficient from published serving measurements of
+    models with 8 to 384 experts (`experiments/e2e`).
+    """
+    return _SPREAD_OF_ONE * np.sqrt(_array(experts))
 
 
 def busiest(tokens: Size, top_k: Size, experts: Size, expert_ways: Size) -> np.ndarray:
@@ -48,13 +57,13 @@ def busiest(tokens: Size, top_k: Size, experts: Size, expert_ways: Size) -> np.n
     that they hold are; of both, the largest among all ranks is expected.
 
     >>> round(float(busiest(1e9, 8, 128, 8)), 2)  # popularity alone
-    1.4
+    1.99
     """
     expert_ways = _array(expert_ways)
     most = _MOST_OF_TWO * np.log2(expert_ways) ** _MOST_POWER
     mean = np.maximum(_array(tokens) * top_k / expert_ways, 1e-9)
     by_chance = 1 / mean
-    by_popularity = SPREAD**2 * expert_ways / experts
+    by_popularity = spread_of(experts) ** 2 * expert_ways / experts
     # no rank has more rows than there are
     return np.minimum(1 + most * np.sqrt(by_chance + by_popularity), expert_ways)
 
@@ -179,7 +188,7 @@ class CalibratedKernels:
             _array(tensor_ways),
             _array(expert_ways),
             skew=skew,
-            spread=_array(SPREAD),
+            spread=spread_of(experts),
             form=near,
             values=self._values("moe", near),
             chip=chip,
@@ -187,7 +196,7 @@ class CalibratedKernels:
         _, active = moe.rank_load(
             *(_array(size) for size in (tokens, top_k, experts, expert_ways)),
             skew=skew,
-            spread=_array(SPREAD),
+            spread=spread_of(experts),
         )
         return self._lighter(time, active * 3 * hidden * size / tensor_ways, form, near)
 
