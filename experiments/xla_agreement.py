@@ -13,7 +13,8 @@ are compared as well.
 
 Writes to a folder of DIR that is named after the version of jax: plans.csv (a line per
 plan, phase and target), mismatches.csv (a line per collective that differs),
-summary.json, xla_agreement.md and bytes.png. Two to five seconds a program, most of them in XLA.
+summary.json, xla_agreement.md and bytes.png. Two to five seconds a program, most of it
+in XLA.
 """
 
 import argparse
@@ -353,7 +354,8 @@ def draw(found: Sequence[Judged], path: Path) -> None:
                 mew=0 if right else 1,
                 label="as predicted" if right else "otherwise",
             )
-        axes.axline((1, 1), slope=1, color="0.5", lw=0.6, zorder=0)
+        ends = [1, max((row.predicted_bytes for row in own), default=1)]
+        axes.plot(ends, ends, color="0.5", lw=0.6, zorder=0)
         axes.set(xscale="log", yscale="log")
         axes.set_title(f"{block}: {len(own)} programs", fontsize=8)
         axes.tick_params(labelsize=7)

@@ -19,11 +19,12 @@ from experiments.e2e.comparisons import (
 )
 from experiments.e2e.deployments import deployment_of
 from experiments.e2e.folds import (
+    by_engine,
     by_profile,
     by_shape,
-    engine_year_profiles,
     fixed,
     folded,
+    named_profiles,
 )
 from experiments.e2e.machines import cluster_of
 from experiments.e2e.models import Models, plain
@@ -417,24 +418,59 @@ def test_a_fold_does_not_see_its_own_shape(file: Path) -> None:
     assert not np.allclose(again[own.shapes != 0], base[own.shapes != 0])
 
 
-def test_shipped_profiles_are_the_middles_of_a_year(file: Path) -> None:
+def test_shipped_profiles_are_of_years_and_of_releases_with_enough_points(
+    file: Path,
+) -> None:
     rows = written(
         file,
         *[
             {"input_len": str(i), "value": str(v), "source_date": "2025", "notes": n}
-            for i, v in ((128, 6), (512, 7), (2048, 9))
+            for i, v in zip(range(128, 1408, 128), range(50, 60), strict=True)
             for n in (BASE["notes"], BASE["notes"].replace("0.12.0", "0.16.0"))
         ],
     )
     own = priced(rows)
-    found = engine_year_profiles(own, folded(own), Profile())
-    assert set(found) == {"vllm-2025", "middle"}
+    found = named_profiles(own, folded(own), Profile())
+    assert set(found) == {"vllm-2025", "middle"}  # 10 points a release are too few
     assert found["vllm-2025"].memory == MEMORY_RULES["vllm"]
-    assert found["vllm-2025"].points == 6
-    online = replace(rows[0], engine="lmdeploy")
-    late = replace(rows[0], engine="vllm", year=2031)
-    assert e2e_accuracy.shipped(online).name == "middle"
-    assert e2e_accuracy.shipped(late).name.startswith("vllm-20")
+    assert found["vllm-2025"].points == 20
+    twice = priced(rows + [replace(row, value=1.01 * row.value) for row in rows])
+    found = named_profiles(twice, folded(twice), Profile())
+    assert set(found) == {"vllm-2025", "vllm-0.12", "vllm-0.16", "middle"}
+    assert found["vllm-0.16"].points == 20
+
+
+def test_a_row_is_told_by_its_release_its_year_or_the_middle(file: Path) -> None:
+    (row,) = written(file, {})
+    assert e2e_accuracy.shipped(row).name == "vllm-0.12"
+    unnamed = replace(row, version="nightly", year=2031)
+    assert e2e_accuracy.shipped(unnamed).name == "vllm-2026"
+    packed = replace(row, engine="nim", version="1.8.0", year=2025)
+    assert e2e_accuracy.shipped(packed).name == "trtllm-2025"
+    assert e2e_accuracy.shipped(replace(row, engine="lmdeploy")).name == "middle"
+
+
+def test_an_engine_held_out_is_told_by_the_others(file: Path) -> None:
+    other = BASE["notes"].replace("vllm", "sglang").replace("0.12.0", "0.5.9")
+    assert other != BASE["notes"]
+    rows = written(
+        file,
+        *[
+            {"input_len": str(i), "value": v, "notes": n}
+            for i in (128, 512, 1024, 2048)
+            for v, n in (("20", BASE["notes"]), ("60", other))
+        ],
+    )
+    own = folded(priced(rows))
+    assert set(own.engines) == {"vllm", "sglang"}
+    quick = own.engines == "vllm"
+    held = by_engine(own, Profile())
+    seen = by_shape(own, Profile())
+    assert (held[quick] > seen[quick]).all() and (held[~quick] < seen[~quick]).all()
+    wild = own.points.value * np.where(quick, 10, 1)
+    changed = replace(own, points=own.points._replace(value=wild))
+    again = by_engine(changed, Profile())
+    np.testing.assert_allclose(again[quick], held[quick])
 
 
 def test_the_experiment_writes_its_tables_and_lists_misses(
@@ -445,10 +481,14 @@ def test_the_experiment_writes_its_tables_and_lists_misses(
     asked = ["e2e", "--measured", str(file), "--equal", str(file), "--out", str(out)]
     monkeypatch.setattr("sys.argv", [*asked, "--quick"])
     e2e_accuracy.main()
-    data = json.loads((out / "e2e.json").read_text())
-    assert [*data["Errors"]] == ["shipped", "middle"]
-    assert data["Errors"]["shipped"]["TPOT"]["rows"] == 1
-    assert 0 < data["Errors"]["shipped"]["TPOT"]["median"] < 0.5
+    data = json.loads((out / "summary.json").read_text())
+    for protocol in ("shipped", "middle", "unfitted"):
+        assert data[f"Errors/TPOT/rows/{protocol}"] == 1
+        assert 0 < data[f"Errors/TPOT/median/{protocol}"] < 2
+    assert "Errors/TPOT/rows/shape" not in data
+    with (out / "figures.csv").open(newline="") as lines:
+        assert len([*csv.DictReader(lines)]) == len(data)
+    assert (out / "errors.png").stat().st_size > 10_000
     text = (out / "e2e.md").read_text()
     assert text.strip() == capsys.readouterr().out.strip()
     assert "1: no data sheet of GPU 'TPU-9' (aic-2)" in text

@@ -53,12 +53,17 @@ slow for other reasons."""
 _NOT_SHARED = ("saturation_s",)
 """Of single engine versions: left as it was when one profile is fitted to several."""
 
+FARTHEST = 3.0
+"""Widths that a scalar may lie off its prior's centre: measurements that ask for more
+show something else than that scalar."""
+
 _SOFT = 0.1
 _SOFT_TTFT = 0.2
 """Relative error from which a point pulls less (soft L1): times to first token scatter
 more than others."""
-COMMON_TIGHTNESS = 1.0
-"""Of the widths, when one profile is fitted to all sets."""
+COMMON_TIGHTNESS = 0.25
+"""Of the widths, when one profile is fitted to all sets: it must serve engines,
+too, that have little in common with most of them."""
 ENGINE_TIGHTNESS, FEW_TIGHTNESS, FEW_POINTS = 0.6, 0.15, 400
 """Of the widths, when one is fitted to an engine's versions, and where these have few
 points: what sets such an engine apart may be its one model's."""
@@ -173,7 +178,7 @@ def fit_profile(
     found = least_squares(
         residuals,
         np.zeros(len(fitted)),
-        bounds=(-6.0, 6.0),
+        bounds=(-FARTHEST, FARTHEST),
         loss="soft_l1",
         max_nfev=_MOST_STEPS,
     )

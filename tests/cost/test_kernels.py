@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lts.cost.kernels import CalibratedKernels, busiest
+from lts.cost.kernels import CalibratedKernels, busiest, spread_of
 from lts.hardware import Cluster
 
 H100 = CalibratedKernels(Cluster.preset("h100"))
@@ -59,6 +59,14 @@ def test_the_busiest_rank_has_more_by_chance_and_by_popularity() -> None:
     assert few > many > 1.2
     assert float(busiest(4.0, 8, 128, 2)) < few
     assert busiest(np.array([1e-6]), 8, 128, 8) == 8
+
+
+def test_many_experts_are_less_evenly_popular_than_few() -> None:
+    # a Poisson-like spread: what a rank's share varies by depends on the ranks alone
+    assert spread_of(128) == pytest.approx(4 * spread_of(8))
+    assert 0.5 < float(spread_of(8)) < 1 < float(spread_of(64)) < 3
+    eight, many = (float(busiest(1e9, 8, n, 8)) for n in (64, 256))
+    assert eight == pytest.approx(many)
 
 
 def test_experts_that_are_spread_wait_for_the_busiest_rank() -> None:
