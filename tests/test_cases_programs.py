@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import AxisType
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import lts
@@ -26,6 +26,7 @@ from lts.cost.reshards import Reshards, reshards
 from lts.cost.tables import edge_states
 from lts.degrees import by_hand
 from lts.hlo import list_collectives
+from lts.hops import hops
 from lts.mesh import Degrees, MeshAxis
 from lts.prepare import prepare_problem
 from lts.problem import zoo_problem
@@ -197,3 +198,84 @@ def test_a_tied_table_is_one_decision_and_stands_on_both_end_stages() -> None:
     assert space.degrees[int(picks[0])].stages == 2
     choice = space.choices(picks)[embed]
     assert tables.outer_bytes[embed][int(picks[0]), choice] == 256 * 64 * 4
+
+
+def test_an_axis_swap_is_made_in_hops_without_rebuilding_the_array() -> None:
+    """Case 11, openxla/xla#15207: P("y", None, "x") to P(None, ("x", "y"), None)."""
+    mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+
+    def mixed(a: jax.Array, w: jax.Array, b: jax.Array) -> jax.Array:
+        return jnp.sin(a @ w) * b
+
+    args = spec(16, 64, 32), spec(32, 32), spec(16, 64, 32)
+    pins = {"a": P("y"), "w": P(None, "x"), "b": P(None, ("x", "y"))}
+    plan = lts.search(
+        mixed,
+        args,
+        mesh=mesh,
+        cluster=CLUSTER,
+        pin=pins,
+        budget=256,
+        method="annealing",
+    )
+    (report,) = plan.verify(mixed, args).reports
+    assert report.ok and report.warnings == ()
+    # by the compiler's own way between these layouts the array is gathered whole
+    before, after = (P("y", None, "x"), P(None, ("x", "y")))
+
+    def swap(a: jax.Array) -> jax.Array:
+        return lax.with_sharding_constraint(jnp.sin(a), NamedSharding(mesh, after))
+
+    inner = NamedSharding(mesh, before)
+    text = jax.jit(swap, in_shardings=inner).lower(args[0]).compile().as_text()
+    most = max(c.nbytes for c in list_collectives(text, dict(mesh.shape)))
+    whole = 16 * 64 * 32 * 4
+    assert most >= whole / 2
+    # by hops: x from dim 2 to 1, y from dim 0 to 1 (states count dims from one)
+    way = hops(np.array([3, 1]), np.array([2, 2]), 3, np.ones(2, bool))
+    assert {hop.kind for hop in way} <= {"all_to_all", "collective_permute"}
+
+
+def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    batch, heads, dim = q.shape
+    q = q.reshape(batch, k.shape[2], -1, dim)
+    weights = jax.nn.softmax(jnp.einsum("bkgd,bskd->bkgs", q, k), -1)
+    return jnp.einsum("bkgs,bskd->bkgd", weights, v).reshape(batch, heads, dim)
+
+
+CACHES = {
+    "sequence": P(None, "t"),
+    "head_dim": P(None, None, None, "t"),
+    "batch": P("t"),
+    "replicated": P(),
+}
+
+
+@pytest.mark.parametrize(
+    ("batch", "length", "best"), [(8, 4096, "batch"), (1, 131072, "sequence")]
+)
+def test_fewer_kv_heads_than_gpus(batch: int, length: int, best: str) -> None:
+    """Case 3, pytorch/torchtitan#2574: two KV heads over eight GPUs, as one may."""
+    mesh = jax.make_mesh((8,), ("t",), axis_types=(AxisType.Auto,))
+    cache = spec(batch, length, 2, 128, dtype="bfloat16")
+    args = spec(batch, 32, 128, dtype="bfloat16"), cache, cache
+    options = {"mesh": mesh, "cluster": CLUSTER, "budget": 4096, "method": "random"}
+    heads = P(None, None, "t")
+    with pytest.raises(ValueError, match="8 ways do not divide dim '.' of 2"):
+        lts.search(attend, args, pin={"k": heads, "v": heads}, **options)
+    times, stored = {}, {}
+    for name, layout in CACHES.items():
+        if name == "batch" and batch == 1:
+            continue
+        pins = {"k": layout, "v": layout}
+        plan = lts.search(attend, args, pin=pins, **options)
+        (report,) = plan.verify(attend, args).reports
+        assert report.ok and report.warnings == ()
+        times[name] = plan.metrics.step_time_s
+        stored[name] = report.argument_bytes
+    assert min(times, key=lambda name: times[name]) == best
+    parts = {name: nbytes for name, nbytes in stored.items() if name != "replicated"}
+    assert max(parts.values()) < 0.14 * stored["replicated"]
+    free = lts.search(attend, args, **options)
+    assert free.in_specs[1] == free.in_specs[2] == CACHES[best]
+    assert free.metrics.step_time_s == pytest.approx(times[best])
