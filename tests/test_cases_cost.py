@@ -10,6 +10,7 @@ import pytest
 
 import lts
 from lts.cost.estimates import BOUND, MEASURED, SCALED
+from lts.cost.profile import load as load_profile
 from lts.degrees import by_hand
 from lts.hardware import Cluster
 from lts.mesh import Degrees, MeshAxis
@@ -47,7 +48,7 @@ def test_how_far_experts_spread_is_a_matter_of_the_batch():
     eight = decode_times(found, {"tp": 8, "moe_ep": 8})
     whole = [batch for batch in four if batch % 8 == 0]  # others divide no ranks
     small = [batch for batch in whole if batch <= 32]
-    large = [batch for batch in whole if batch >= 256]
+    large = [batch for batch in whole if batch >= 320]
     assert {8, 16, 32} <= set(small) and large
     assert all(four[batch] < eight[batch] for batch in small)
     assert all(eight[batch] < four[batch] for batch in large)
@@ -136,3 +137,13 @@ def test_an_unknown_engine_is_refused_with_those_that_are_known():
             degrees={},
             engine="vlm",
         )
+
+
+def test_parts_add_up_to_the_steps_that_an_engine_makes():
+    """Also where its factor of prefill is below 1, as the middle's."""
+    assert load_profile().prefill < 1
+    metrics = priced("dense", tp=8).metrics
+    decode = [p.time_s for p in metrics.breakdown if p.phase == "decode"]
+    prefill = {p.kind: p for p in metrics.breakdown if p.phase == "prefill"}
+    assert sum(decode) == pytest.approx(metrics.step_time_s, rel=1e-4)
+    assert prefill["engine"].time_s > 0

@@ -360,7 +360,7 @@ def test_bounds_hold_for_every_pair_and_are_below_the_harmonic_form(
         ),
         (
             {"ttft_ms": 0.01, "tpot_ms": 0.01},
-            r"to prefill, .* TTFT: .*to decode, .* TPOT: .*; --tpot-ms 2 would do",
+            r"to prefill, .* TTFT: .*to decode, .* TPOT: .*; --tpot-ms 1 would do",
         ),
     ],
 )

@@ -1,7 +1,7 @@
 """Where the time and memory of one candidate go: rows for people."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax.numpy as jnp
 import numpy as np
@@ -58,9 +58,9 @@ def breakdown(
     """
     space, d = tables.space, int(picks[0])
     choices = space.choices(picks)
-    parts = []
+    served: list[Part] = []
     for phase, found in tables.phases.items():
-        place = places[phase]
+        place, parts = places[phase], []
         for node, variable, table in zip(
             found.graph.nodes, found.variables, found.node_time_s, strict=True
         ):
@@ -117,35 +117,38 @@ def breakdown(
                 )._asdict(),
             )
         )
-        parts.append(_engine_part(tables, phase, d, place, parts))
-    return tuple(part for part in parts if part.time_s > 0)
+        served += _as_served(tables, phase, d, place, parts)
+    return tuple(part for part in served if part.time_s > 0)
 
 
-def _engine_part(
+def _as_served(
     tables: CostTables, phase: str, d: int, place: int, parts: list[Part]
-) -> Part:
-    """What the engine adds to the operators of a step."""
+) -> list[Part]:
+    """Parts of a phase as its engine runs them, and what it adds.
+
+    An engine's factor of prefill is of all parts, so that each is what it takes.
+    """
     engine, found = tables.pricing.engine, tables.phases[phase]
-    total = sum(part.time_s for part in parts if part.phase == phase)
-    own = 0.0
-    if engine is not None:
-        step = Step(
-            time_s=jnp.array([[total]]),
-            activation_bytes=jnp.zeros((1, 1)),
-            batches=jnp.asarray(found.batches[d : d + 1, place : place + 1]),
-        )
-        stages = jnp.array([tables.space.degrees[d].stages])
-        depth = depth_of(found.graph)
-        served = engine_step(step, phase, stages, depth, engine)
-        own = float(served.time_s[0, 0]) - total
-    return Part(
+    if engine is None:
+        return parts
+    total = sum(part.time_s for part in parts)
+    step = Step(
+        time_s=jnp.array([[total]]),
+        activation_bytes=jnp.zeros((1, 1)),
+        batches=jnp.asarray(found.batches[d : d + 1, place : place + 1]),
+    )
+    stages = jnp.array([tables.space.degrees[d].stages])
+    whole = engine_step(step, phase, stages, depth_of(found.graph), engine)
+    factor = engine.prefill if phase == "prefill" else 1.0
+    added = Part(
         phase=phase,
         name="launches and host",
         kind="engine",
-        time_s=own,
-        error=(engine and engine.tpot_error) or ACROSS_GENERATIONS,
+        time_s=float(whole.time_s[0, 0]) - factor * total,
+        error=engine.tpot_error or ACROSS_GENERATIONS,
         provenance=SCALED,
     )
+    return [*(replace(part, time_s=factor * part.time_s) for part in parts), added]
 
 
 def _hand_over_s(
