@@ -10,13 +10,13 @@ misses and are listed. Columns of the tables:
 
     shipped   profiles that come with the package: by release, else year, else middle
     middle    the shipped middle alone, as for an engine that is not named
-    unfitted  the scalars that all fits start from
+    unfitted  the scalars that all fits start from, set by hand on such points
     shape     fitted on the other rows, whole (model, input, output length) held out
     model     fitted on the other rows, whole architectures held out
     profile   fitted on the other rows, versions and sources of an engine held out
     engine    the middle of what was fitted on the rows of all other engines
 
-Only the last five are held out where the shipped profiles were fitted on FILE. A rule
+Only the last four are held out where the shipped profiles were fitted on FILE. A rule
 that knows nothing stands beside each comparison. `--quick` leaves out the fits. Writes
 summary.json, figures.csv, e2e.md and errors.png to `--out`. About 3 minutes on one
 core.

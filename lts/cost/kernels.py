@@ -44,8 +44,8 @@ def spread_of(experts: Size) -> np.ndarray:
     """Popularity of experts when serving: its standard deviation over its mean.
 
     Grows with their number: few experts are trained to be as busy as each other, of
-    hundreds a prompt uses some. Coefficient from published serving measurements of
-    models with 8 to 384 experts (`experiments/e2e`).
+    hundreds a prompt uses some. Coefficient chosen by the order of published
+    serving measurements (`experiments/e2e`).
     """
     return _SPREAD_OF_ONE * np.sqrt(_array(experts))
 
