@@ -65,22 +65,28 @@ def fold_repeats(
     Args:
       is_decision: whether an equation carries a choice; a layer has one at least.
     """
-    while (found := _best_run(program, is_decision)) is not None:
+    texts: dict[Any, str] = {}
+    while (found := _best_run(program, is_decision, texts)) is not None:
         program = _folded(program, *found)
     return program
 
 
-def _signatures(equations: Sequence[Equation]) -> np.ndarray:
-    """A number per equation, equal for operations that differ by values alone."""
+def _signatures(equations: Sequence[Equation], texts: dict[Any, str]) -> np.ndarray:
+    """A number per equation, equal for operations that differ by values alone.
+
+    Args:
+      texts: what inner jaxprs print as; printing one is slow, so it is kept.
+    """
     numbers: dict[Any, int] = {}
-    texts: dict[int, str] = {}
 
     def sign(tensor: Tensor) -> tuple[Any, ...]:
         return tensor.shape, str(tensor.dtype), tensor.is_local
 
     def plain(value: Any) -> Any:
         if open_jaxpr(value) is not None:
-            return texts.setdefault(id(value), str(value))
+            if value not in texts:
+                texts[value] = str(value)
+            return texts[value]
         return "function" if callable(value) else repr(value)
 
     def key(eq: Equation) -> Any:
@@ -121,14 +127,16 @@ def _runs(signatures: np.ndarray, lag: int) -> Iterator[tuple[int, int]]:
 
 
 def _best_run(
-    program: FlatProgram, is_decision: Callable[[Equation], bool]
+    program: FlatProgram,
+    is_decision: Callable[[Equation], bool],
+    texts: dict[Any, str],
 ) -> tuple[_Run, _Wiring] | None:
     """The run that folds most equations and whose wiring holds."""
     equations = program.equations
     chosen = np.array([is_decision(eq) for eq in equations], bool)
     if chosen.sum() < 2:
         return None
-    signatures = _signatures(equations)
+    signatures = _signatures(equations, texts)
     candidates = [
         (length // lag * lag, lag, start, length % lag)
         for lag in _lags(signatures, np.flatnonzero(chosen))
