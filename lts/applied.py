@@ -82,7 +82,8 @@ class AppliedStep:
         ):
             if identity(array) not in self._closed:
                 assert isinstance(self.mesh, Mesh)
-                (self._closed[identity(array)],) = put([array], [spec], self.mesh)
+                with jax.ensure_compile_time_eval():  # kept for later calls
+                    (self._closed[identity(array)],) = put([array], [spec], self.mesh)
         arrays = found.traced.closed_over.values()
         return [self._closed[identity(array)] for array in arrays]
 
@@ -92,7 +93,9 @@ class AppliedStep:
         Raises:
           ValueError: if a large array lies otherwise than planned.
         """
-        if not (isinstance(leaf, jax.Array) and leaf.committed):
+        if isinstance(leaf, jax.core.Tracer) or not isinstance(leaf, jax.Array):
+            return leaf
+        if not leaf.committed:
             return leaf
         wanted = NamedSharding(self.mesh, spec)
         if leaf.sharding.is_equivalent_to(wanted, leaf.ndim):

@@ -1,10 +1,16 @@
-"""`dynamic_update_slice` on each device's part, where a partitioner would gather.
+"""`dynamic_update_slice` on each device's part, and in the array's order in memory.
 
 XLA writes one position of a sharded dim, or all of them, where they lie. To write some
 of them at an unknown place it gathers the whole array on every device. Here every
 device writes those positions that are its own.
+
+What is written often comes from a product, in whatever order of its dims suits that.
+XLA then gives the updated array this order too: a cache of many tokens is transposed
+before and after the loop over layers for the sake of one new token (measured on its
+H100 target: 2 to 6 times the scratch). So what is written is put in row-major order.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 
@@ -82,7 +89,53 @@ class UpdateForm:
         wanted = lax.dynamic_slice(padded, shift, window)
         held = lax.dynamic_slice(array, place, window)
         written = jnp.where(inside, wanted, held)
-        return lax.dynamic_update_slice(array, written, place)
+        return lax.dynamic_update_slice(array, _row_major(written), place)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainUpdate:
+    """An update that XLA partitions, of what is written in row-major order.
+
+    Attributes:
+      update: spec of what is written.
+    """
+
+    update: PartitionSpec
+
+    def __call__(
+        self,
+        mesh: Mesh | AbstractMesh,
+        equation: Any,
+        operands: Sequence[Any],
+        params: Mapping[str, Any],
+    ) -> Any:
+        """The updated array."""
+        array, new, *starts = operands
+        if _is_even(new.shape, self.update, mesh):
+            # In sight of a partitioner, the order would be that of the whole array.
+            new = jax.shard_map(
+                _row_major,
+                mesh=mesh,
+                in_specs=self.update,
+                out_specs=self.update,
+                check_vma=False,
+            )(new)
+        return equation.primitive.bind(array, new, *starts, **params)
+
+
+def _row_major(array: jax.Array) -> jax.Array:
+    return with_layout_constraint(array, Layout(tuple(range(array.ndim))))
+
+
+def _is_even(
+    shape: Sequence[int], spec: PartitionSpec, mesh: Mesh | AbstractMesh
+) -> bool:
+    """Whether all devices have parts of one size, as `shard_map` asks for."""
+    for extent, entry in zip(shape, spec, strict=False):
+        names = (entry,) if isinstance(entry, str) else entry or ()
+        if extent % math.prod(mesh.shape[name] for name in names):
+            return False
+    return True
 
 
 def update_form(
@@ -90,8 +143,8 @@ def update_form(
     sizes: Sequence[int],
     operand: PartitionSpec,
     update: PartitionSpec,
-) -> UpdateForm | None:
-    """The form of an update; None where XLA moves nothing.
+) -> UpdateForm | PlainUpdate:
+    """The form of an update: a plain one where XLA moves nothing.
 
     Args:
       extents, sizes: of the array and of what is written.
@@ -105,5 +158,5 @@ def update_form(
         if entry and size < extent
     )
     if all(sizes[dim] == 1 for dim, _ in dims):
-        return None
+        return PlainUpdate(update=update)
     return UpdateForm(operand=operand, update=update, dims=dims)

@@ -147,9 +147,8 @@ def phase_specs(
             array, new = eq.ins[:2]
             written = before.get(eq.path, {}).get(1, PartitionSpec())
             form = update_form(array.shape, new.shape, found[-1], written)
-            if form is not None:
-                before.setdefault(eq.path, {})[1] = written
-                local[eq.path] = form
+            before.setdefault(eq.path, {})[1] = written
+            local[eq.path] = form
     for met in places.draft.crossings:
         if met.broadcast is not None:  # resharded small, before it is broadcast
             found = _met_spec(met, places, states, axes)

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import lts
 from lts.hlo import list_collectives
-from lts.local_updates import UpdateForm, update_form
+from lts.local_updates import PlainUpdate, UpdateForm, update_form
 
 MESH = jax.make_mesh((2, 4), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
 RNG = np.random.default_rng(0)
@@ -73,9 +73,13 @@ def test_no_device_asks_another() -> None:
 
 
 def test_what_xla_does_well_is_left_to_it() -> None:
-    assert update_form((8, 16), (8, 1), P(None, "b"), P()) is None
-    assert update_form((8, 16), (8, 16), P("a", "b"), P("a", "b")) is None
-    assert update_form((8, 16), (8, 4), P("a"), P("a")) is None
+    for sizes, spec, update in (
+        ((8, 1), P(None, "b"), P()),
+        ((8, 16), P("a", "b"), P("a", "b")),
+        ((8, 4), P("a"), P("a")),
+    ):
+        plain = update_form((8, 16), sizes, spec, update)
+        assert plain == PlainUpdate(update=update)
     found = update_form((8, 16), (8, 4), P("a", ("b",)), P("a"))
     assert isinstance(found, UpdateForm)
     assert found.dims == ((1, ("b",)),)
@@ -96,3 +100,33 @@ def test_a_plan_with_a_sharded_cache_gathers_nothing_to_write_a_prompt() -> None
     report = plan.verify(prefill, args)
     assert report.ok
     assert report.reports[0].rows == ()
+
+
+def test_what_is_written_lies_in_the_order_of_the_array() -> None:
+    """Else XLA would transpose a whole cache for the sake of one new token."""
+
+    def step(cache: jax.Array, x: jax.Array, w: jax.Array, at: jax.Array) -> jax.Array:
+        new = jnp.einsum("bd,dgk->gbk", x, w).transpose(1, 0, 2)[:, :, None]
+        return lax.dynamic_update_slice(cache, new, (0, 0, at, 0))
+
+    shapes = ((8, 4, 16, 8), (8, 32), (32, 4, 8))
+    args = (*(RNG.normal(size=s).astype("float32") for s in shapes), np.int32(5))
+    plan = lts.price(step, args, mesh=MESH, specs={"cache": P("b", "a")})
+    applied = plan.apply(step)
+    text = jax.jit(applied).lower(*plan.device_put(args)).as_text()
+    assert "@LayoutConstraint" in text
+    found = applied(*plan.device_put(args))
+    np.testing.assert_allclose(found, step(*args), rtol=1e-5)
+
+
+def test_what_does_not_divide_is_written_all_the_same() -> None:
+    x, new = np.zeros((6, 16), "float32"), np.ones((6, 4), "float32")
+    form = update_form(x.shape, new.shape, P("b"), P("b"))
+    traced = jax.make_jaxpr(lax.dynamic_update_slice)(x, new, (0, 3))
+    (equation,) = (e for e in traced.eqns if e.primitive.name.endswith("_slice"))
+
+    def run(x: jax.Array, new: jax.Array) -> jax.Array:
+        return form(MESH, equation, (x, new, 0, 3), equation.params)
+
+    found = jax.jit(run)(x, new)
+    np.testing.assert_array_equal(found[:, 2:8].sum(0), [0, 6, 6, 6, 6, 0])

@@ -44,13 +44,13 @@ ELEMENTWISE = frozenset(
     """abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e
     cbrt ceil clamp clz complex conj convert_element_type copy copy_p cos cosh
     device_put digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt igamma
-    igamma_grad_a igammac imag integer_pow is_finite le le_to lgamma log log1p log2
-    logistic lt lt_to max min mul mulhi name nan_to_num ne neg nextafter not
-    one_minus_square optimization_barrier or pcast polygamma polynomial
+    igamma_grad_a igammac imag integer_pow is_finite layout_constraint le le_to lgamma
+    log log1p log2 logistic lt lt_to max min mul mulhi name nan_to_num ne neg nextafter
+    not one_minus_square optimization_barrier or pcast polygamma polynomial
     population_count pow pvary random_gamma_grad real reduce_precision
-    regularized_incomplete_beta rem round rsqrt select_n sharding_constraint
-    shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square
-    stop_gradient sub tan tanh xor zeta""".split()
+    regularized_incomplete_beta rem round rsqrt select_n sharding_constraint shift_left
+    shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient
+    sub tan tanh xor zeta""".split()
 )
 REDUCTIONS = frozenset(
     """argmax argmin reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum

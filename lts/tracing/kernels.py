@@ -16,7 +16,8 @@ from lts.tracing.follow import FOLLOW, is_reduction
 from lts.tracing.groups import UnionFind
 
 SILENT = frozenset(
-    "convert_element_type copy copy_p name sharding_constraint stop_gradient".split()
+    """convert_element_type copy copy_p layout_constraint name sharding_constraint
+    stop_gradient""".split()
 )
 """Elementwise primitives that always melt into a neighbouring kernel."""
 
