@@ -159,6 +159,30 @@ def test_results_on_the_devices_are_taken_as_arguments(unsharded):
     assert max(relative_errors([np.asarray(logits)], expected[1:2])) <= TOLERANCE
 
 
+def test_a_whole_generation_is_one_compiled_loop(unsharded):
+    """Applied steps inside `jax.jit`, as a user's own loop over tokens has them."""
+    params, expected = unsharded["dense"]
+    plan, model = priced("dense", dp=2, cp=2, tp=2), model_of("dense")
+    prefill, decode = plan.apply(model.prefill), plan.apply(model.decode)
+
+    @jax.jit
+    def generated(params, cache, tokens):
+        def step(carry, position):
+            logits, cache = carry
+            following = logits.argmax(-1).astype(jnp.int32)
+            logits, cache = decode(params, cache, following, position)
+            return (logits, cache), logits
+
+        first = prefill(params, cache, tokens)
+        _, logits = jax.lax.scan(step, first, PROMPT + jnp.arange(STEPS))
+        return jnp.concatenate([first[0][None], logits])
+
+    cache = model.init_cache(BATCH, PROMPT + 8)
+    args = plan.phase("prefill").device_put((params, cache, prompt()))
+    found = list(np.asarray(generated(*args)))
+    assert max(relative_errors(found, expected)) <= TOLERANCE
+
+
 def test_a_large_argument_that_lies_elsewhere_is_refused_by_name():
     args = jnp.ones((1024, 1024)), jnp.ones((1024, 8))
     plan = lts.price(

@@ -68,6 +68,13 @@ def test_a_plan_runs_with_its_closed_over_arrays_on_the_mesh(plan: lts.Plan) -> 
     np.testing.assert_allclose(again, model(2 * X), rtol=2e-5, atol=2e-5)
 
 
+def test_an_applied_step_is_traced_inside_another_jit(plan: lts.Plan) -> None:
+    step = plan.apply(model)
+    twice = jax.jit(lambda x: step(step(x)[:, :64]))
+    np.testing.assert_allclose(twice(X), model(model(X)), rtol=2e-5, atol=2e-5)
+    np.testing.assert_allclose(step(X), model(X), rtol=2e-5, atol=2e-5)
+
+
 def test_their_bytes_are_in_the_compiled_arguments(plan: lts.Plan) -> None:
     (report,) = plan.verify(model, (X,)).reports
     assert report.argument_bytes == report.predicted_argument_bytes
