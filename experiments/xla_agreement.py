@@ -33,7 +33,7 @@ from typing import Any
 
 import jax
 import matplotlib.pyplot as plt
-from jax.sharding import NamedSharding
+import numpy as np
 
 import lts
 from experiments.xla_blocks import (
@@ -45,13 +45,13 @@ from experiments.xla_blocks import (
     lowerable,
     prepared_block,
 )
-from lts.applied import Lowerable, auto_mesh
+from lts.applied import Lowerable
 from lts.compiler import TARGETS, CompiledProgram, Compiler, missing
 from lts.cost.predict import predicted_collectives
 from lts.hlo import list_collectives
 from lts.mesh import Degrees
 from lts.methods import METHODS
-from lts.verify import Report, compare, compile_step
+from lts.verify import Report, compare, compile_step, predicted_bytes
 
 CLOSE = 0.02
 """Relative difference of bytes that counts as equal."""
@@ -84,7 +84,7 @@ class Row:
       predicted_bytes, emitted_bytes: of all collectives' results, after SPMD.
       final_bytes, final_kinds: likewise in the final program, and how many of which.
       arguments, outputs, aliases: compiled less predicted.
-      temporary, peak: compiled.
+      temporary, peak: compiled, and predicted of a GPU.
       warnings: values that XLA replicated to reshard them.
       failure: why it was not compiled.
     """
@@ -99,7 +99,9 @@ class Row:
     outputs: int = 0
     aliases: int = 0
     temporary: int = 0
+    predicted_temporary: int = 0
     peak: int = 0
+    predicted_peak: int = 0
     warnings: int = 0
     failure: str = ""
 
@@ -126,28 +128,6 @@ class Mismatch:
 Judged = tuple[Place, Row, list[Mismatch]]
 
 
-def held_bytes(found: Lowerable, donated: str, mesh: Any) -> tuple[int, int, int]:
-    """Bytes on one device of arguments, of results, and of results in place."""
-
-    def local(arrays: Sequence[Any], specs: Sequence[Any]) -> list[int]:
-        return [
-            array.dtype.itemsize
-            * math.prod(NamedSharding(mesh, spec).shard_shape(array.shape))
-            for array, spec in zip(arrays, specs, strict=True)
-        ]
-
-    specs, traced = found.specs, found.traced
-    arguments = local(found.leaves, (*specs.arguments, *specs.closed_over))
-    results = local(traced.closed.out_avals, specs.results)
-    table = 8 * len(results) if len(results) > 1 else 0  # a pointer to each
-    aliases = sum(
-        nbytes
-        for path, nbytes in zip(traced.in_paths, arguments, strict=False)
-        if path.split("/")[0] == donated
-    )
-    return sum(arguments), sum(results) + table, aliases
-
-
 def judged(
     place: Place, found: Lowerable, degrees: Degrees, donated: str, compiler: Compiler
 ) -> Judged:
@@ -155,13 +135,12 @@ def judged(
     predicted = predicted_collectives(
         found.graph, found.states, degrees.axes, scatters=False
     )
-    mesh = auto_mesh(None, degrees.shape)
-    arguments, outputs, aliases = held_bytes(found, donated, mesh)
+    held = predicted_bytes(found, degrees, (donated,))
     try:
         program = compile_step(found.step, found.leaves, degrees.mesh_size, compiler)
     except RuntimeError as error:
         return place, Row(failure=str(error)), []
-    report = compare(place.phase, program, predicted, arguments, degrees.shape)
+    report = compare(place.phase, program, predicted, held, degrees.shape)
     final = list_collectives(program.final, degrees.shape)
     kinds = Counter[str]()
     for collective in final:
@@ -173,11 +152,13 @@ def judged(
         emitted_bytes=sum(row.nbytes * row.emitted for row in report.rows),
         final_bytes=sum(c.nbytes * c.count for c in final),
         final_kinds=", ".join(f"{n} {kind}" for kind, n in sorted(kinds.items())),
-        arguments=report.argument_bytes - arguments,
-        outputs=report.output_bytes - outputs,
-        aliases=report.alias_bytes - aliases,
+        arguments=report.argument_bytes - held.argument,
+        outputs=report.output_bytes - held.output,
+        aliases=report.alias_bytes - held.alias,
         temporary=report.temp_bytes,
+        predicted_temporary=held.temp,
         peak=report.peak_bytes,
+        predicted_peak=held.peak,
         warnings=len(report.warnings),
     )
     return place, row, _mismatches(report, program, degrees.shape)
@@ -212,16 +193,20 @@ def _mismatches(
 
 
 def drawn_plans(
-    blocks: Sequence[str], clusters: Sequence[str], plans: int, targets: Sequence[str]
+    blocks: Sequence[str],
+    clusters: Sequence[str],
+    plans: int,
+    targets: Sequence[str],
+    first: int = 0,
 ) -> Iterator[Judged]:
-    """Random plans, judged: as many of each block and cluster."""
+    """Random plans from number `first` on, judged: as many of each block."""
     each = math.ceil(plans / (len(blocks) * len(clusters)))
     for cluster in clusters:  # a child compiles for one number of devices
         with contextlib.ExitStack() as stack:
             compilers = [stack.enter_context(Compiler(target)) for target in targets]
             for block in blocks:
                 problem, prepared = prepared_block(block, cluster)
-                for number in range(each):
+                for number in range(first, first + each):
                     assignment = drawn(prepared, number)
                     for phase in prepared.graphs:
                         found = lowerable(problem, prepared, assignment, phase)
@@ -292,6 +277,8 @@ def table(found: Sequence[Judged]) -> list[dict[str, Any]]:
                 plans, lambda row: not (row.arguments or row.outputs or row.aliases)
             ),
             "compiled": _share(plans, lambda row: not row.failure),
+            "error of scratch": _error(plans, "temporary"),
+            "error of peak": _error(plans, "peak"),
         }
         for (origin, target, block), plans in sorted(groups.items())
     ]
@@ -301,6 +288,17 @@ def _share(plans: dict[Any, list[Row]], holds: Callable[[Row], bool]) -> float:
     """Share of the plans that hold in all phases."""
     good = sum(all(map(holds, rows)) for rows in plans.values())
     return round(good / len(plans), 4)
+
+
+def _error(plans: dict[Any, list[Row]], name: str) -> float:
+    """Median over programs of the relative error of predicted bytes."""
+    rows = [row for found in plans.values() for row in found if not row.failure]
+    errors = [
+        abs(getattr(row, f"predicted_{name}") / getattr(row, name) - 1)
+        for row in rows
+        if getattr(row, name)
+    ]
+    return round(float(np.median(errors)), 4) if errors else math.nan
 
 
 def write(out: Path, found: Sequence[Judged]) -> None:
@@ -381,6 +379,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, default=Path("results/xla_agreement"))
     parser.add_argument("--plans", type=int, default=300, help="random ones")
+    parser.add_argument("--first", type=int, default=0, help="number of the first")
     parser.add_argument(
         "--budget", type=int, default=4096, help="of every search; 0: none"
     )
@@ -400,7 +399,7 @@ def main() -> None:
     clusters = CLUSTERS[:1] if args.quick else CLUSTERS
     plans = len(blocks) if args.quick else args.plans
     found, began = [], time.time()
-    draws = drawn_plans(blocks, clusters, plans, targets)
+    draws = drawn_plans(blocks, clusters, plans, targets, args.first)
     searches: Iterator[Judged] = iter(())
     if args.budget and not args.quick:
         searches = searched_plans(blocks, clusters, args.budget, targets)

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from lts.apply import AnyMesh, jitted
@@ -93,7 +94,7 @@ class AppliedStep:
         Raises:
           ValueError: if a large array lies otherwise than planned.
         """
-        if isinstance(leaf, jax.core.Tracer) or not isinstance(leaf, jax.Array):
+        if isinstance(leaf, Tracer) or not isinstance(leaf, jax.Array):
             return leaf
         if not leaf.committed:
             return leaf

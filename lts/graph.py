@@ -269,12 +269,49 @@ class Edge:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Held:
+    """An array that lies in memory for a while, in the layout of value `node`.
+
+    Attributes:
+      factors: per dim, the value's factor, or None.
+      is_copy: whether it is a slice of a stacked array, which XLA copies and kernels
+        of engines read where it lies.
+      is_score: whether a fused attention keeps it in registers.
+      is_result: whether the program returns it: XLA gives it a buffer of its own.
+    """
+
+    node: int
+    array: Array
+    factors: tuple[int | None, ...]
+    is_copy: bool = False
+    is_score: bool = False
+    is_result: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """What lies in memory while something runs: numbers of `OpGraph.held`.
+
+    The arrays of the edges in `moved` lie there a second time if they are resharded: in
+    the layout of the op at one end, or else of the value that they meet. `experts` is
+    the node of a mixture of experts that runs then, which has buffers of its own.
+    """
+
+    name: str
+    held: tuple[int, ...]
+    moved: tuple[int, ...]
+    experts: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class OpGraph:
     """A traced program: nodes, edges, and what no node carries.
 
     Attributes:
       groups: name and ops of each group that shares roles.
       hub_labels: labels of the residual stream.
+      held, moments: arrays that the program makes on its way, and when they lie in
+        memory; moments at which no more lies than at another are left out.
       replicated_bytes: traffic of work that depends on no shardable array.
       loop_copy_bytes: what XLA moves on top because layers are scanned: it copies the
         slice of a stacked weight before a contraction reads it, and a stacked cache
@@ -286,6 +323,8 @@ class OpGraph:
     edges: tuple[Edge, ...]
     groups: tuple[tuple[str, tuple[int, ...]], ...]
     hub_labels: frozenset[int] = frozenset()
+    held: tuple[Held, ...] = ()
+    moments: tuple[Moment, ...] = ()
     replicated_bytes: float = 0.0
     loop_copy_bytes: float = 0.0
     notes: tuple[str, ...] = field(default=())

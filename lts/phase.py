@@ -1,13 +1,12 @@
 """One phase of a plan: its specs, and how to apply and verify it."""
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from lts.applied import AppliedStep, auto_mesh, put
 from lts.assignment import Assignment
@@ -17,7 +16,7 @@ from lts.models import Decoder, config_from_dict, config_to_dict
 from lts.pipeline import PipelinedStep
 from lts.problem import Problem, argument_names, zoo_problem
 from lts.tracing import argument_paths
-from lts.verify import Report, compare, compile_step
+from lts.verify import Report, compare, compile_step, predicted_bytes
 from lts.workload import Workload
 
 Specs = Mapping[str, PartitionSpec]
@@ -314,13 +313,8 @@ class PhasePlan:
         predicted = predicted_collectives(
             found.graph, found.states, degrees.axes, scatters=False
         )
-        placed = (*found.specs.arguments, *found.specs.closed_over)
-        nbytes = sum(
-            leaf.dtype.itemsize
-            * math.prod(NamedSharding(mesh, spec).shard_shape(leaf.shape))
-            for leaf, spec in zip(found.leaves, placed, strict=True)
-        )
-        return compare(self.name, program, predicted, nbytes, degrees.shape)
+        held = predicted_bytes(found, degrees, self.donated)
+        return compare(self.name, program, predicted, held, degrees.shape)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data, without the trees."""

@@ -6,18 +6,24 @@ HLO right after SPMD partitioning, which is the same for both, those in a loop t
 trips. Nothing is allocated or run.
 """
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+from jax.sharding import NamedSharding, PartitionSpec
 
+from lts.applied import Lowerable, auto_mesh
 from lts.compiler import CompiledProgram, Compiler, platform_of
-from lts.cost.predict import Predicted
+from lts.cost.predict import Predicted, predicted_scratch_bytes
 from lts.hlo import list_collectives
+from lts.mesh import Degrees
 
 Key = tuple[str, tuple[str, ...], int]
+
+_POINTER_BYTES = 8  # several results come as a tuple of pointers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +48,21 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HeldBytes:
+    """Bytes of one device; `output` includes what aliases arguments."""
+
+    argument: int
+    output: int
+    alias: int
+    temp: int
+
+    @property
+    def peak(self) -> int:
+        """Most that is held at once."""
+        return self.argument + self.output - self.alias + self.temp
+
+
+@dataclass(frozen=True, kw_only=True)
 class Report:
     """What XLA made of a step.
 
@@ -49,9 +70,9 @@ class Report:
       phase: of the plan.
       target: that was compiled for.
       rows: collectives, those that differ first.
-      argument_bytes: per device, predicted and compiled.
-      output_bytes, temp_bytes, alias_bytes, peak_bytes: per device, compiled; what is
-        temporary, and with it the peak, is as the target has it.
+      predicted: bytes that a GPU should hold; what is temporary is an estimate.
+      argument_bytes, output_bytes, temp_bytes, alias_bytes, peak_bytes: per device,
+        compiled; what is temporary, and with it the peak, is as the target has it.
       warnings: reshards that XLA could do only by replicating an array.
       unknown_trips: collectives in loops whose trip count the compiler did not show;
         they are counted once.
@@ -60,7 +81,7 @@ class Report:
     phase: str
     target: str
     rows: tuple[Row, ...]
-    predicted_argument_bytes: int
+    predicted: HeldBytes
     argument_bytes: int
     output_bytes: int
     temp_bytes: int
@@ -68,6 +89,11 @@ class Report:
     peak_bytes: int
     warnings: tuple[str, ...]
     unknown_trips: int
+
+    @property
+    def predicted_argument_bytes(self) -> int:
+        """Arguments per device, as predicted."""
+        return self.predicted.argument
 
     @property
     def ok(self) -> bool:
@@ -88,7 +114,10 @@ class Report:
             "target": self.target,
             "ok": self.ok,
             "argument_bytes": self.argument_bytes,
-            "predicted_argument_bytes": self.predicted_argument_bytes,
+            **{
+                f"predicted_{name}_bytes": getattr(self.predicted, name)
+                for name in ("argument", "output", "temp", "alias", "peak")
+            },
             "output_bytes": self.output_bytes,
             "temp_bytes": self.temp_bytes,
             "alias_bytes": self.alias_bytes,
@@ -147,11 +176,53 @@ def compile_step(
     return compiler.compile(exported.serialize(), num_devices)
 
 
+def predicted_bytes(
+    found: Lowerable, degrees: Degrees, donated: Sequence[str]
+) -> HeldBytes:
+    """What one device should hold of a step.
+
+    Args:
+      donated: names of arguments whose buffers results of their kind take.
+    """
+    mesh = auto_mesh(None, degrees.shape)
+
+    def local(arrays: Sequence[Any], specs: Sequence[PartitionSpec]) -> list[int]:
+        return [
+            array.dtype.itemsize
+            * math.prod(NamedSharding(mesh, spec).shard_shape(array.shape))
+            for array, spec in zip(arrays, specs, strict=True)
+        ]
+
+    specs, traced = found.specs, found.traced
+    arguments = local(found.leaves, (*specs.arguments, *specs.closed_over))
+    returned = traced.closed.out_avals
+    results = local(returned, specs.results)
+    pointers = _POINTER_BYTES * len(results) if len(results) > 1 else 0
+    free = Counter(
+        (array.shape, array.dtype, spec)
+        for array, spec in zip(returned, specs.results, strict=True)
+    )
+    alias = 0
+    for path, leaf, spec, nbytes in zip(
+        traced.in_paths, found.leaves, specs.arguments, arguments, strict=False
+    ):
+        kind = (leaf.shape, leaf.dtype, spec)
+        if path.split("/")[0] in donated and free[kind]:
+            free[kind] -= 1
+            alias += nbytes
+    return HeldBytes(
+        argument=sum(arguments),
+        output=sum(results) + pointers,
+        alias=alias,
+        temp=round(predicted_scratch_bytes(found.graph, found.states, degrees)),
+    )
+
+
 def compare(
     phase: str,
     program: CompiledProgram,
     predicted: Sequence[Predicted],
-    predicted_argument_bytes: int,
+    held: HeldBytes,
     mesh_shape: dict[str, int],
 ) -> Report:
     """The report of a compiled program against its prediction."""
@@ -182,7 +253,7 @@ def compare(
         phase=phase,
         target=program.target,
         rows=tuple(sorted(rows, key=lambda row: row.agrees)),
-        predicted_argument_bytes=predicted_argument_bytes,
+        predicted=held,
         argument_bytes=program.argument_bytes,
         output_bytes=program.output_bytes,
         temp_bytes=program.temp_bytes,

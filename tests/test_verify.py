@@ -1,6 +1,7 @@
 """`plan.verify` lists what XLA emits, all of it, beside what was predicted."""
 
 from collections import Counter
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -10,7 +11,7 @@ import lts
 from lts.compiler import CompiledProgram
 from lts.cost.predict import Predicted
 from lts.hlo import list_collectives
-from lts.verify import compare
+from lts.verify import HeldBytes, compare
 from tests.after_spmd import compiled_with_dump
 from tests.tiny import CLUSTER, model_of, priced
 
@@ -104,15 +105,18 @@ ENTRY %main (x: f32[8]) -> f32[8] {
 
     shape = {"dp": 2, "tp": 2}
     hoped = [predicted("all_reduce"), predicted("all_gather")]
-    report = compare("step", program, hoped, 32, shape)
+    held = HeldBytes(argument=32, output=32, alias=0, temp=9)
+    report = compare("step", program, hoped, held, shape)
     rows = [(r.kind, r.predicted, r.emitted, r.reasons) for r in report.differing]
     assert rows == [
         ("all_gather", 1, 0, ("all_gather",)),
         ("all_reduce", 1, 2, ("all_reduce",)),
     ]
-    assert not report.ok and report.peak_bytes == 71
-    assert compare("step", program, 2 * hoped[:1], 32, shape).ok
-    assert not compare("step", program, 2 * hoped[:1], 31, shape).ok
+    assert not report.ok
+    assert (report.peak_bytes, report.predicted.peak) == (71, 73)
+    assert compare("step", program, 2 * hoped[:1], held, shape).ok
+    less = replace(held, argument=31)
+    assert not compare("step", program, 2 * hoped[:1], less, shape).ok
 
 
 def test_a_stage_of_a_pipeline_is_compiled_on_its_own_mesh():

@@ -1,8 +1,8 @@
-"""Which collectives a plan should make the compiler emit, one row each.
+"""What the compiler should make of a plan: collectives, one row each, and scratch.
 
-The counterpart of `lts.hlo.list_collectives`: kind, axes, bytes of the local result,
-and how often. Where a partitioner has to make a reduce-scatter itself, XLA's CPU
-pipeline keeps an all-reduce and a slice, and is predicted to.
+Collectives are the counterpart of `lts.hlo.list_collectives`: kind, axes, bytes of the
+local result, and how often. Where a partitioner has to make a reduce-scatter itself,
+XLA's CPU pipeline keeps an all-reduce and a slice, and is predicted to.
 """
 
 import itertools
@@ -12,12 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from lts.cost import experts
-from lts.cost.sharding import reduced_axes
+from lts.cost.memory import lying
+from lts.cost.reshards import GROWTH
+from lts.cost.sharding import reduced_axes, shard
 from lts.cost.tables import edge_states
 from lts.graph import EXPERTS, Node, OpGraph
-from lts.hops import entries_of
+from lts.hops import Hop, entries_of
 from lts.layout import array_hops, scatters_sums
-from lts.mesh import MeshAxis
+from lts.mesh import Degrees, MeshAxis
 from lts.scattered import PRODUCTS
 
 SCATTERING = frozenset({EXPERTS, *PRODUCTS})
@@ -75,14 +77,12 @@ def predicted_collectives(
             over = tuple(itertools.compress(names, hop.axes))
             if hop.kind == "slice" or not over:
                 continue
-            local = edge.array.nbytes / np.where(hop.held, sizes, 1).prod()
-            ways = np.where(hop.axes, sizes, 1).prod()
-            local *= {"all_gather": ways, "reduce_scatter": 1 / ways}.get(hop.kind, 1)
+            _, given = _parts(hop, sizes)
             rows.append(
                 Predicted(
                     kind=hop.kind,
                     axes=over,
-                    nbytes=round(local),
+                    nbytes=round(edge.array.nbytes * given),
                     count=edge.trips,
                     reason=" -> ".join(ends),
                 )
@@ -103,6 +103,51 @@ def predicted_collectives(
             for found in node.exchanges
         ]
     return rows
+
+
+def predicted_scratch_bytes(
+    graph: OpGraph, states: Sequence[np.ndarray], degrees: Degrees
+) -> float:
+    """Most bytes that lie in memory at once under XLA, beside arguments and results.
+
+    Args:
+      graph: traced at the shapes that are compiled.
+      states: per node, `[axes]`.
+    """
+    axes = degrees.axes
+    found = lying(graph, 1, engine=False)
+    once = np.ones((1, 1), np.int64)
+    shardings = [
+        shard(node, own[None], (degrees,), once, 1)
+        for node, own in zip(graph.nodes, states, strict=True)
+    ]
+    parts = [shardings[n].shares(factors).item() for n, factors in found.shares]
+    for edge in graph.edges:
+        ends = (
+            edge_states(edge, graph.nodes, states[i], i == edge.source)
+            for i in (edge.source, edge.target)
+        )
+        op, shape = graph.nodes[edge.source], [edge.array.shape[d] for d in edge.dims]
+        source, target = ends
+        own = op.primitive in SCATTERING and scatters_sums(
+            op.primitive, shape, source, target, axes
+        )
+        hops = array_hops(source, target, shape, axes, scatters=own)
+        sizes = np.array([axis.size for axis in axes])
+        taken_given = [_parts(hop, sizes) for hop in hops if hop.axes.any()]
+        parts.append(max((pair[not op.is_op] for pair in taken_given), default=0.0))
+    buffers = [
+        0.0 if n < 0 else experts.buffer_bytes(graph.nodes[n], shardings[n]).item()
+        for n in found.experts
+    ]
+    lies = found.bytes.sum(-1) @ np.array(parts) + buffers
+    return float(lies.max(initial=0.0))
+
+
+def _parts(hop: Hop, sizes: np.ndarray) -> tuple[float, float]:
+    """Parts of a whole array that a device gives into a hop, and gets out."""
+    taken = 1 / np.where(hop.held, sizes, 1).prod()
+    return taken, taken * np.where(hop.axes, sizes, 1).prod() ** GROWTH[hop.kind]
 
 
 def _exchanges(

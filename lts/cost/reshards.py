@@ -23,6 +23,16 @@ doubling where protocols change."""
 
 _KINDS = (*KINDS, "slice")
 
+GROWTH = {
+    "all_gather": 1.0,
+    "reduce_scatter": -1.0,
+    "slice": -1.0,
+    "all_reduce": 0.0,
+    "all_to_all": 0.0,
+    "collective_permute": 0.0,
+}
+"""Power of the number of devices by which the local part grows in a hop."""
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Reshards:
@@ -35,12 +45,16 @@ class Reshards:
       pattern: which axes have more than one device, as a number; int `[degrees]`.
       time_s: of each set, float `[degrees, sets, knots]`.
       across: whether a set has a hop between nodes; bool `[degrees, sets]`.
+      taken, given: the largest part of the whole array that a hop of a set takes and
+        gives on one device, 0 of the empty set; `[degrees, sets]`.
     """
 
     sets: dict[int, np.ndarray]
     pattern: np.ndarray
     time_s: np.ndarray
     across: np.ndarray
+    taken: np.ndarray
+    given: np.ndarray
 
     def crosses(self, rank: int, d: int, source: int, target: int) -> bool:
         """Whether the way from one layout code to another leaves a node."""
@@ -107,11 +121,14 @@ def reshards(
             own = [numbers.setdefault(codes, len(numbers)) for codes in sets]
             found.append(np.array(own, np.int32)[number].reshape(shape))
         tables[rank] = np.stack(found)
+    taken, given = _shares([*numbers], sizes)
     return Reshards(
         sets=tables,
         pattern=pattern.ravel(),
         time_s=_times_s([*numbers], sizes, inside, pricing),
         across=_across([*numbers], (sizes > 1) & ~inside),
+        taken=taken,
+        given=given,
     )
 
 
@@ -125,6 +142,24 @@ def _across(sets: Sequence[tuple[int, ...]], outer: np.ndarray) -> np.ndarray:
             taking = chosen[(code - 1) % 4**axes // 2**axes]
             found[:, number] |= (taking & outer).any(-1)
     return found
+
+
+def _shares(
+    sets: Sequence[tuple[int, ...]], sizes: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """`Reshards.taken` and `given`."""
+    axes = sizes.shape[1]
+    chosen = every_state(2, axes).astype(bool)
+    taken, given = np.zeros((2, len(sizes), len(sets)))
+    for number, codes in enumerate(sets):
+        for code in codes:
+            kind, bits = divmod(code - 1, 4**axes)
+            taking, held = (chosen[part] for part in divmod(bits, 2**axes))
+            before = 1 / np.where(held, sizes, 1).prod(-1)
+            grown = np.where(taking, sizes, 1).prod(-1) ** GROWTH[_KINDS[kind]]
+            taken[:, number] = np.maximum(taken[:, number], before)
+            given[:, number] = np.maximum(given[:, number], before * grown)
+    return taken, given
 
 
 def _times_s(

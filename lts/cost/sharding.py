@@ -3,6 +3,7 @@
 Everything is vectorised over these three, on the host in float64.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,11 +38,16 @@ class Sharding:
 
     def local_bytes(self, array: Array, factors: tuple[int | None, ...]) -> np.ndarray:
         """Bytes of one device's part; `[degrees, choices, batches]`."""
+        nbytes = array.nbytes * self.scale(array.batch_power)[:, None]
+        return nbytes * self.shares(factors)[..., None]
+
+    def shares(self, factors: Sequence[int | None]) -> np.ndarray:
+        """Part of an array that one device has; `[degrees, choices]`."""
         ways = np.ones(self.ways.shape[:2])
         for factor in factors:
             if factor is not None:
                 ways = ways * self.ways[:, :, factor]
-        return array.nbytes * self.scale(array.batch_power)[:, None] / ways[..., None]
+        return 1 / ways
 
     def scale(self, power: int) -> np.ndarray:
         """Batch over traced batch, to a power; `[degrees, batches]`."""

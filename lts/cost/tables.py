@@ -16,7 +16,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from lts.cost.memory import activation_bytes, is_looped, leaf_bytes, output_bytes
+from lts.cost.memory import (
+    Lying,
+    expert_bytes,
+    is_looped,
+    leaf_bytes,
+    lying,
+    output_bytes,
+)
 from lts.cost.nodes import node_time_s
 from lts.cost.pricing import Pricing
 from lts.cost.reshards import Reshards, reshards
@@ -71,7 +78,9 @@ class PhaseTables:
       batches: sequences per stage and call; int `[degrees, batches]`.
       variables: variable of every node; int `[nodes]`.
       node_time_s: per node `[degrees, choices, batches]`.
-      activation_bytes: per node likewise, or None.
+      expert_bytes: buffers of every mixture of experts likewise, None of other nodes.
+      lying: what lies in memory at every moment.
+      shares: of each of its shares, `[degrees, choices]`.
       stream_bytes: of the residual stream per node likewise, or None.
       edges: in graph order.
     """
@@ -80,7 +89,9 @@ class PhaseTables:
     batches: np.ndarray
     variables: np.ndarray
     node_time_s: tuple[np.ndarray, ...]
-    activation_bytes: tuple[np.ndarray | None, ...]
+    expert_bytes: tuple[np.ndarray | None, ...]
+    lying: Lying
+    shares: tuple[np.ndarray, ...]
     stream_bytes: tuple[np.ndarray | None, ...]
     edges: tuple[EdgeRecord, ...]
 
@@ -221,6 +232,7 @@ def build_tables(
         first: dict[tuple, int] = {}
         hub = hubs.get(phase)
         pairs = list(zip(graph.nodes, shardings, strict=True))
+        held = lying(graph, traced_batch, engine=pricing.engine is not None)
         phases[phase] = PhaseTables(
             graph=graph,
             batches=batches[phase],
@@ -231,9 +243,9 @@ def build_tables(
                 ).astype(np.float32)
                 for n, s in pairs
             ),
-            activation_bytes=tuple(
-                activation_bytes(n, graph, s) if n.is_op else None for n, s in pairs
-            ),
+            expert_bytes=tuple(expert_bytes(n, s) for n, s in pairs),
+            lying=held,
+            shares=tuple(shardings[n].shares(factors) for n, factors in held.shares),
             stream_bytes=tuple(
                 _stream_bytes(n, s) if n.index == hub else None for n, s in pairs
             ),

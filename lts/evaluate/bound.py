@@ -32,9 +32,13 @@ RELAXED = "relaxed"
 def _least_step(found: PhaseTables) -> Step:
     time_s = sum(table.min(1) for table in found.node_time_s)
     peak = np.zeros(found.batches.shape)
-    for table in found.activation_bytes:
-        if table is not None:
-            peak = np.maximum(peak, table.min(1))
+    if len(found.lying.bytes):  # nothing resharded, buffers of experts left out
+        least = np.array([share.min(1) for share in found.shares])
+        least = least.reshape(-1, len(peak))  # [shares, degrees]
+        fixed, growing = np.einsum(
+            "mac,ad->cmd", found.lying.bytes[:, : len(least)], least
+        )
+        peak = (fixed[..., None] + growing[..., None] * found.batches).max(0)
     return Step(
         time_s=jnp.asarray(time_s, jnp.float32),
         activation_bytes=jnp.asarray(peak, jnp.float32),

@@ -22,8 +22,13 @@ class PhaseLayout:
     node_offsets: np.ndarray  # [nodes] into the rows of the node tables
     variables: np.ndarray  # [nodes]
     choices: np.ndarray  # [nodes] of their variables
-    active: np.ndarray  # nodes with activations
-    active_offsets: np.ndarray
+    lying: np.ndarray  # [moments, shares + edges, 2] bytes: fixed, per sequence
+    share_nodes: np.ndarray  # [shares] node in whose layout arrays lie
+    share_offsets: np.ndarray
+    from_op: np.ndarray  # [edges] whether an op gives the array
+    experts: np.ndarray  # mixtures of experts
+    expert_offsets: np.ndarray
+    running: np.ndarray  # [moments, experts] whether one runs then
     stream: np.ndarray  # the residual stream, if any
     stream_offsets: np.ndarray
     edge_offsets: np.ndarray  # [edges] into the sets of hops of their rank
@@ -74,17 +79,19 @@ def _between_knots(nbytes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _flatten_phase(
     tables: PhaseTables, rank_offsets: Mapping[int, int], axes: int
 ) -> tuple[dict[str, np.ndarray], PhaseLayout]:
-    nodes, active, stream = Flat(), Flat(), Flat()
+    nodes, experts, stream, parts = Flat(), Flat(), Flat(), Flat()
     width = tables.batches.shape[1]
     for table in tables.node_time_s:
         nodes.add(table.reshape(-1, width))
     for flat, source in (
-        (active, tables.activation_bytes),
+        (experts, tables.expert_bytes),
         (stream, tables.stream_bytes),
     ):
         for table in source:
             if table is not None:
                 flat.add(table.reshape(-1, width))
+    for table in tables.shares:
+        parts.add(table.ravel())
     codes = (Flat(), Flat())
     for edge in tables.edges:
         codes[0].add(edge.source_codes)
@@ -106,7 +113,8 @@ def _flatten_phase(
         "knots": knots,
         "shares": shares,
         "node_s": nodes.array(),
-        "active": active.array(),
+        "experts": experts.array(),
+        "parts": parts.array(),
         "stream": stream.array(),
         "source_codes": codes[0].array(np.int32),
         "target_codes": codes[1].array(np.int32),
@@ -116,8 +124,13 @@ def _flatten_phase(
         node_offsets=np.array(nodes.offsets),
         variables=tables.variables,
         choices=np.array([table.shape[1] for table in tables.node_time_s]),
-        active=_present(tables.activation_bytes),
-        active_offsets=np.array(active.offsets),
+        lying=tables.lying.bytes.astype(np.float32),
+        share_nodes=np.array([node for node, _ in tables.lying.shares], np.int64),
+        share_offsets=np.array(parts.offsets, np.int64),
+        from_op=tables.lying.from_op,
+        experts=_present(tables.expert_bytes),
+        expert_offsets=np.array(experts.offsets),
+        running=tables.lying.experts[:, None] == _present(tables.expert_bytes),
         stream=_present(tables.stream_bytes),
         stream_offsets=np.array(stream.offsets),
         edge_offsets=np.array([rank_offsets[r] for r in ranks], np.int64),
@@ -185,6 +198,8 @@ def flat_arrays(tables: CostTables) -> dict[str, Any]:
     arrays["sets"] = np.concatenate(sets or [np.zeros(0, np.int32)])
     arrays["pattern"] = reshards.pattern.astype(np.int32)
     arrays["reshard_s"] = reshards.time_s.astype(np.float32)
+    moved = np.stack([reshards.given, reshards.taken])
+    arrays["moved"] = moved.astype(np.float32)
     for phase, found in tables.phases.items():
         arrays[phase] = _flatten_phase(found, offsets, tables.space.num_axes)[0]
     for kind, found in _memory_tables(tables).items():

@@ -141,12 +141,11 @@ def _phase_step(
         degrees[None] * at.choices[:, None] + choices[at.variables]
     )  # [nodes, candidates]
     time_s = own["node_s"][at.node_offsets[:, None] + row].sum(0)
-    peak = jnp.zeros(batches.shape)
-    if len(at.active):
-        peak = own["active"][at.active_offsets[:, None] + row[at.active]].max(0)
+    shares = own["parts"][at.share_offsets[:, None] + row[at.share_nodes]]
+    handed_over = jnp.zeros(batches.shape)
     if len(at.stream):
         stream = own["stream"][at.stream_offsets[:, None] + row[at.stream]].sum(0)
-        peak = peak + stream
+        handed_over = jnp.where(arrays["stages"][degrees][:, None] > 1, stream, 0.0)
         hand_over_s = _interpolated(arrays["hand_over_s"][degrees], stream)
         time_s = time_s + hand_over_s * arrays["stages"][degrees][:, None]
     if len(at.edge_offsets):
@@ -157,6 +156,8 @@ def _phase_step(
             :, None
         ] + target
         number = arrays["sets"][at.edge_offsets[:, None] + cell]
+        moved = arrays["moved"][at.from_op[:, None].astype(int), degrees[None], number]
+        shares = jnp.concatenate([shares, moved])
         none = jnp.full((1, target.shape[1]), -1, target.dtype)
         before = jnp.concatenate([target, none])[at.earlier]  # [edges, earlier, n]
         fresh = ~(before == target[:, None]).any(1)
@@ -168,6 +169,16 @@ def _phase_step(
         low = jnp.take_along_axis(rows, below, 2)  # [candidates, sizes, batches]
         high = jnp.take_along_axis(rows, below + 1, 2)
         time_s = time_s + (low + share * (high - low)).sum(1)
+    peak = handed_over
+    if len(at.lying):
+        # [moments, candidates, 2]
+        held = jnp.einsum("mac,an->mnc", at.lying, shares)
+        lying = held[..., :1] + held[..., 1:] * batches[None]
+        if len(at.experts):
+            buffers = own["experts"][at.expert_offsets[:, None] + row[at.experts]]
+            running = at.running.astype(np.float32)
+            lying = lying + jnp.einsum("mx,xnb->mnb", running, buffers)
+        peak = peak + lying.max(0)
     return Step(time_s=time_s, activation_bytes=peak, batches=batches)
 
 

@@ -102,6 +102,11 @@ def _report_text(report: Mapping[str, Any], width: int) -> str:
         f"predicted, {len(differing)} {'differs' if len(differing) == 1 else 'differ'}",
         f"  arguments: {nbytes:,} bytes per device, {against}",
     ]
+    if report["target"] != "cpu":  # its scratch is not a GPU's
+        lines.append(
+            f"  peak: {size(report['peak_bytes'])} per device, "
+            f"{size(report['predicted_peak_bytes'])} predicted"
+        )
     if report["unknown_trips"]:
         lines.append(
             f"  {counted(report['unknown_trips'], 'collective')} in loops of unknown "

@@ -6,17 +6,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lts.graph import Edge
-from lts.tracing.build import Draft
+from lts.tracing.build import Crossing, Draft
 from lts.tracing.flatten import Equation, Tensor, is_resized
 
 
-def edges_of(draft: Draft, places: Any) -> tuple[Edge, ...]:
-    """Edges between the nodes of a draft.
+def edges_of(
+    draft: Draft, places: Any
+) -> tuple[tuple[Edge, ...], list[Equation | Crossing]]:
+    """Edges between the nodes of a draft, and the op or crossing of each.
 
     Args:
       places: where tensors stand, a `lts.tracing.finish.Finisher`.
     """
-    return tuple(_with_dims(list(_Edges(draft, places).all())))
+    found = list(_Edges(draft, places).all())
+    return tuple(_with_dims([edge for edge, _ in found])), [at for _, at in found]
 
 
 class _Edges:
@@ -25,7 +28,7 @@ class _Edges:
         self.places = places
         self.bases = _bases(draft.program.equations)
 
-    def all(self) -> Iterator[Edge]:
+    def all(self) -> Iterator[tuple[Edge, Equation | Crossing]]:
         """Edges of ops, then those where values meet."""
         for number, decision in enumerate(self.draft.decisions):
             eq, rule = decision.equation, decision.rule
@@ -36,13 +39,13 @@ class _Edges:
                 if node is not None:
                     own = placed(tensor, dims, place)
                     ends = (node, number, self.places.factors_of(tensor), own)
-                    yield self._edge(tensor, *ends, eq.trips)
+                    yield self._edge(tensor, *ends, eq.trips), eq
             for tensor, dims in zip(eq.outs, rule.results, strict=True):
                 node = self.places.node_of(tensor)
                 if node is not None:
                     own = placed(tensor, dims, place)
                     ends = (number, node, own, self.places.factors_of(tensor))
-                    yield self._edge(tensor, *ends, eq.trips)
+                    yield self._edge(tensor, *ends, eq.trips), eq
         for crossing in self.draft.crossings:
             source = self.places.node_of(crossing.source)
             target = self.places.node_of(crossing.target)
@@ -51,9 +54,8 @@ class _Edges:
             there = self.places.factors_of(crossing.target)
             dims = tuple(None if j is None else there[j] for j in crossing.dims)
             here = self.places.factors_of(crossing.source)
-            yield self._edge(
-                crossing.source, source, target, here, dims, crossing.trips
-            )
+            ends = (source, target, here, dims)
+            yield self._edge(crossing.source, *ends, crossing.trips), crossing
 
     def _edge(self, tensor: Tensor, source, target, here, there, trips) -> Edge:
         array, kept = self.places.array(tensor), [n > 1 for n in tensor.shape]

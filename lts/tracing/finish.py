@@ -27,6 +27,7 @@ from lts.tracing.edges import edges_of, placed
 from lts.tracing.flatten import Equation, Tensor
 from lts.tracing.groups import UnionFind
 from lts.tracing.kernels import find_kernels
+from lts.tracing.lifetimes import moments_of
 from lts.tracing.loads import Loads
 from lts.tracing.merged import merged_products
 
@@ -194,10 +195,21 @@ class Finisher:
             self._value(root, tensors, label, kernels.get(self.value_of[root], ()))
             for root, tensors in self.tensors
         ]
+        nodes = fuse_attention(self.draft, self, ops, values)
+        edges, passes = edges_of(self.draft, self)
+        scores = frozenset(
+            operand.value
+            for node in nodes
+            for operand in (*node.operands, *node.results)
+            if not operand.streamed
+        )
+        held, moments = moments_of(self.draft, self, passes, scores)
         return OpGraph(
-            nodes=tuple(fuse_attention(self.draft, self, ops, values)),
-            edges=edges_of(self.draft, self),
+            nodes=tuple(nodes),
+            edges=edges,
             groups=(),
+            held=held,
+            moments=moments,
             replicated_bytes=self.draft.replicated_bytes,
             loop_copy_bytes=self.loads.copied_bytes(),
             notes=tuple(self.draft.notes),

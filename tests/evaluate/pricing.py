@@ -261,27 +261,13 @@ class Pricer:
             if source != target and reshard not in seen:
                 seen.append(reshard)
                 total += self.edge_time(source, target, edge, batch)
-        peak = 0.0
-        for op in graph.ops:
-            peak = max(
-                peak,
-                sum(
-                    self.local(phase, op, o.array, o.factors, batch)
-                    for o in (*op.operands, *op.results)
-                    if o.streamed
-                    and not (
-                        o.value >= 0
-                        and graph.nodes[o.value].kind
-                        in (NodeKind.PARAMETER, NodeKind.CACHE)
-                    )
-                ),
-            )
+        peak = self.lying(phase, graph, batch)
         hub = hub_value(graph)
         if hub is not None and hub.array is not None:
             stream = self.local(phase, hub, hub.array, hub.array_factors, batch)
-            peak += stream
             degrees = self.assignment.degrees
             if degrees.stages > 1:
+                peak += stream
                 pair = (2, 1) if degrees.stages_inside else (1, 2)
                 hand_over = collective_time_s(
                     "collective_permute",
@@ -292,6 +278,41 @@ class Pricer:
                 )
                 total += degrees.stages * float(hand_over)
         return total, peak
+
+    def lying(self, phase: str, graph: OpGraph, batch: int) -> float:
+        """Most bytes of arrays on the way that lie in memory at once."""
+        engine = self.tables.pricing.engine is not None
+        scores = {held.node for held in graph.held if held.is_score}
+        found = [0.0]
+        for moment in graph.moments:
+            total = 0.0
+            for number in moment.held:
+                held = graph.held[number]
+                if held.is_result if not engine else held.is_copy or held.is_score:
+                    continue
+                node = graph.nodes[held.node]
+                total += self.local(phase, node, held.array, held.factors, batch)
+            for number in moment.moved:
+                edge = graph.edges[number]
+                if not (engine and scores & {edge.source, edge.target}):
+                    total += self.moved(phase, graph, edge, batch)
+            found.append(total)
+        return max(found)
+
+    def moved(self, phase: str, graph: OpGraph, edge: Edge, batch: int) -> float:
+        """Largest part that a step of a reshard takes (of an op's result) or gives."""
+        source = self.layout(phase, graph, edge, True)
+        target = self.layout(phase, graph, edge, False)
+        sizes, parts = [axis.size for axis in self.axes], [0.0]
+        for kind, axes, part in steps(source, target, len(edge.array.shape), sizes):
+            ways = math.prod(sizes[i] for i in axes)
+            grown = {"all_gather": ways, "reduce_scatter": 1 / ways}.get(kind, 1.0)
+            taken, given = part, part * grown
+            if kind == "slice":  # `steps` has the part that it leaves
+                taken = part * ways
+            parts.append(taken if graph.nodes[edge.source].is_op else given)
+        scale = batch / self.traced_batch if edge.array.batch_power else 1.0
+        return max(parts) * edge.array.nbytes * scale
 
     def served(self, phase: str, batch: int) -> tuple[float, float]:
         """`phase`, with what the engine adds to a step."""
