@@ -91,22 +91,34 @@ def verification_text(
     return "\n\n".join(_report_text(report, width) for report in verification["phases"])
 
 
+def _bytes_lines(report: Mapping[str, Any]) -> list[str]:
+    """What a device holds: arguments, results, those in place, scratch, the peak."""
+    lines = []
+    for name, field in (
+        ("arguments", "argument"),
+        ("results", "output"),
+        ("in place", "alias"),
+    ):
+        nbytes, predicted = report[f"{field}_bytes"], report[f"predicted_{field}_bytes"]
+        against = "as predicted" if nbytes == predicted else f"{predicted:,} predicted"
+        lines.append(f"  {name}: {nbytes:,} bytes per device, {against}")
+    if report["target"] == "cpu":
+        return lines  # its scratch is not a GPU's
+    for name, field in (("scratch", "temp"), ("peak", "peak")):
+        found, predicted = report[f"{field}_bytes"], report[f"predicted_{field}_bytes"]
+        lines.append(f"  {name}: {size(found)} per device, {size(predicted)} predicted")
+    return lines
+
+
 def _report_text(report: Mapping[str, Any], width: int) -> str:
     rows = report["rows"]
     differing = [row for row in rows if row["predicted"] != row["emitted"]]
-    nbytes, predicted = report["argument_bytes"], report["predicted_argument_bytes"]
-    against = "as predicted" if nbytes == predicted else f"{predicted:,} predicted"
     lines = [
         f"{report['phase']}, compiled for {report['target']}",
         f"  collectives: {len(rows) - len(differing)} of {len(rows)} kinds as "
         f"predicted, {len(differing)} {'differs' if len(differing) == 1 else 'differ'}",
-        f"  arguments: {nbytes:,} bytes per device, {against}",
+        *_bytes_lines(report),
     ]
-    if report["target"] != "cpu":  # its scratch is not a GPU's
-        lines.append(
-            f"  peak: {size(report['peak_bytes'])} per device, "
-            f"{size(report['predicted_peak_bytes'])} predicted"
-        )
     if report["unknown_trips"]:
         lines.append(
             f"  {counted(report['unknown_trips'], 'collective')} in loops of unknown "

@@ -185,6 +185,14 @@ def report(**changes: Any) -> dict[str, Any]:
         "ok": True,
         "argument_bytes": 1000,
         "predicted_argument_bytes": 1000,
+        "output_bytes": 300,
+        "predicted_output_bytes": 300,
+        "alias_bytes": 200,
+        "predicted_alias_bytes": 200,
+        "temp_bytes": 5_000_000,
+        "predicted_temp_bytes": 4_500_000,
+        "peak_bytes": 5_001_100,
+        "predicted_peak_bytes": 4_501_100,
         "unknown_trips": 0,
         "warnings": [],
         "rows": [same],
@@ -198,6 +206,20 @@ def test_verification_that_agrees_is_two_counts() -> None:
         "decode, compiled for cpu",
         "  collectives: 1 of 1 kinds as predicted, 0 differ",
         "  arguments: 1,000 bytes per device, as predicted",
+        "  results: 300 bytes per device, as predicted",
+        "  in place: 200 bytes per device, as predicted",
+    ]
+
+
+def test_scratch_is_that_of_a_gpu_only() -> None:
+    phases = [report(target="h100", predicted_alias_bytes=0)]
+    text = verification_text({"ok": True, "phases": phases}, width=100)
+    assert text.splitlines()[2:] == [
+        "  arguments: 1,000 bytes per device, as predicted",
+        "  results: 300 bytes per device, as predicted",
+        "  in place: 200 bytes per device, 0 predicted",
+        "  scratch: 5.0 MB per device, 4.5 MB predicted",
+        "  peak: 5.0 MB per device, 4.5 MB predicted",
     ]
 
 
