@@ -225,6 +225,11 @@ def test_a_yaml_file_may_take_chip_and_links_from_a_preset(tmp_path: Path) -> No
         (mutated("inter", "source", value=""), "source must be a text"),
         (mutated("reserve_fraction", value=1.0), "reserve_fraction must be below 1"),
         (mutated("reserve_fraction", value=True), "reserve_fraction must be a number"),
+        (
+            mutated("overlap_fraction", value=1),
+            "overlap_fraction must be below 1, got 1",
+        ),
+        (mutated("overlap_fraction", value=-0.1), "overlap_fraction must be a number"),
     ],
 )
 def test_a_malformed_file_is_one_line_that_names_file_and_field(

@@ -14,7 +14,7 @@ def collective_time_s(
     across: np.ndarray,
     pricing: Pricing,
 ) -> np.ndarray:
-    """Seconds of a collective; 0 over a group of one.
+    """Seconds of a collective that compute does not hide; 0 over a group of one.
 
     Args:
       kind: one of `lts.hops.KINDS`.
@@ -30,7 +30,7 @@ def collective_time_s(
         cluster=pricing.cluster,
         implementation=pricing.collectives if kind == "all_reduce" else "nccl",
     )
-    return time * pricing.factor("all_reduce")
+    return time * pricing.factor("all_reduce") * pricing.exposed
 
 
 def hand_over_time_s(

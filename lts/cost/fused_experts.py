@@ -167,4 +167,4 @@ def _exchange_s(
                 inter=pricing.cluster.inter,
             )
         found.append(total if low_latency else total + notify_time_s(across))
-    return np.minimum(*found)
+    return np.minimum(*found) * pricing.exposed

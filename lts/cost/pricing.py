@@ -66,6 +66,11 @@ class Pricing:
         return 1.0 if self.engine is None else float(getattr(self.engine, kind))
 
     @property
+    def exposed(self) -> float:
+        """Share of the time of collectives that no compute hides."""
+        return 1 - self.cluster.overlap_fraction
+
+    @property
     def launch_s(self) -> float:
         """Of a kernel that does little; engines count launches by layers instead."""
         return self.chip.op_launch_s if self.engine is None else 0.0

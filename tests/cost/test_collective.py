@@ -47,6 +47,15 @@ def test_a_collective_is_the_calibrated_one_of_nccl(kind: str) -> None:
         assert cost(kind, inside, across, 1e6) == float(found) > 0
 
 
+def test_what_runs_beside_compute_is_not_paid_for() -> None:
+    half = dataclasses.replace(CLUSTER, overlap_fraction=0.5)
+    pricing = dataclasses.replace(PRICING, cluster=half)
+    for kind in KINDS:
+        sizes = np.array(8), np.array(4)
+        found = collective_time_s(kind, np.array(1e6), *sizes, pricing)
+        assert float(found) == 0.5 * cost(kind, 8, 4, 1e6)
+
+
 def test_engines_sum_little_by_kernels_of_their_own() -> None:
     engine = dataclasses.replace(PRICING, engine=Profile(all_reduce=1.0))
     group = np.array(8), np.array(1)

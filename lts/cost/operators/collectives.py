@@ -14,8 +14,6 @@ Sources: NCCL's algorithms (Hu et al. 2025, "Demystifying NCCL"); Thakur, Rabens
 Gropp (2005) for the byte counts; constants from `lts.calibrate.tables.collectives`.
 """
 
-from typing import Literal
-
 import numpy as np
 
 from lts.calibration import Calibration
@@ -24,18 +22,12 @@ from lts.cost.operators.collective_levels import (
     across_values,
     exists,
     inside_s,
-    measured_groups,
     wire_bytes,
 )
 from lts.hardware import Cluster
 
 IMPLEMENTATIONS = ("nccl", "nccl_int8", "custom_vllm", "custom_trtllm")
 """Who does it: NCCL; NCCL with operands of one byte; two engines' own all-reduces."""
-
-KNOTS = 2.0 ** np.concatenate([[8], np.arange(9, 28, 0.5), [28, 30, 32]])
-"""Bytes at which `curve` gives times, 256 B to 4 GiB: two per doubling where protocols
-change, so that straight lines between them stay within 1.5% of the model (3.5% where
-"best" changes from one implementation to another)."""
 
 _BEST_OF = ("nccl", "custom_vllm", "custom_trtllm")
 
@@ -119,79 +111,3 @@ def _time_s(
     near_rest_s = near_s(near_bytes) - near_start_s
     far_rest_s = far_s(far_wire) - far_start_s
     return near_start_s + far_start_s + np.maximum(near_rest_s, far_rest_s)
-
-
-def provenance(
-    kind: str,
-    inside: int,
-    across: int,
-    *,
-    calibration: Calibration,
-    cluster: Cluster,
-) -> Literal["measured", "scaled"]:
-    """Whether a time is that of a fit on this chip and link, or of another one.
-
-    Across nodes only transfers, and the all-reduces of A100, were measured.
-    """
-    permute = kind == "collective_permute"
-    if across == 1:
-        groups = measured_groups(f"{kind}/nccl/", calibration)
-        measured = inside <= max(groups, default=0)
-        known = "p2p/nvlink" in calibration.fits if permute else measured
-        link = "intra"
-    else:
-        known = f"{'p2p' if permute else kind}/internode" in calibration.fits
-        link = "inter"
-    name = cluster.chip.calibration
-    if name in Cluster.presets():
-        known &= getattr(Cluster.preset(name), link) == getattr(cluster, link)
-    same = calibration.chip == cluster.chip.name
-    return "measured" if same and known else "scaled"
-
-
-def curve(
-    kind: str,
-    inside: np.ndarray,
-    across: np.ndarray,
-    *,
-    calibration: Calibration,
-    cluster: Cluster,
-    implementation: str = "nccl",
-) -> tuple[np.ndarray, np.ndarray]:
-    """A collective at `KNOTS`, for `interpolated_s`; arguments as above.
-
-    Returns:
-      Bytes of the local operand, `[knots]`, and seconds, `[..., knots]`.
-    """
-    times_s = collective_time_s(
-        kind,
-        KNOTS,
-        np.asarray(inside)[..., None],
-        np.asarray(across)[..., None],
-        calibration=calibration,
-        cluster=cluster,
-        implementation=implementation,
-    )
-    return KNOTS, times_s
-
-
-def interpolated_s(
-    nbytes: np.ndarray, knots: np.ndarray, times_s: np.ndarray
-) -> np.ndarray:
-    """Seconds between knots: linear in bytes, beyond the last one as before it.
-
-    Below the first knot the time is that of the first.
-
-    Args:
-      nbytes: `[...]`.
-      knots: ascending, `[knots]`.
-      times_s: `[..., knots]`, broadcast against `nbytes`.
-    """
-    nbytes = np.maximum(nbytes, knots[0])
-    right = np.clip(np.searchsorted(knots, nbytes, side="right"), 1, len(knots) - 1)
-    where = np.broadcast_to(right, np.broadcast_shapes(right.shape, times_s.shape[:-1]))
-    times_s = np.broadcast_to(times_s, (*where.shape, len(knots)))
-    after = np.take_along_axis(times_s, where[..., None], -1)[..., 0]
-    before = np.take_along_axis(times_s, where[..., None] - 1, -1)[..., 0]
-    share = (nbytes - knots[right - 1]) / (knots[right] - knots[right - 1])
-    return before + share * (after - before)
