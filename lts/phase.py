@@ -285,7 +285,17 @@ class PhasePlan:
           RuntimeError: if the compilation fails, or the target's compiler has to be
             installed first.
         """
-        compiler = Compiler(target)  # refuses what cannot be, before any work
+        with Compiler(target) as compiler:  # refuses what cannot be, before any work
+            return self.verify_with(compiler, function, args, kwargs)
+
+    def verify_with(
+        self,
+        compiler: Compiler,
+        function: Callable[..., Any] | None = None,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Report:
+        """`verify` by a compiler that runs already: starting one takes seconds."""
         if function is None:
             if self.model is None:
                 raise ValueError(
@@ -306,10 +316,7 @@ class PhasePlan:
             weights=self.weights,
         )
         found = step.prepared(tuple(args or ()), dict(kwargs or {}))
-        with compiler:
-            program = compile_step(
-                found.step, found.leaves, degrees.mesh_size, compiler
-            )
+        program = compile_step(found.step, found.leaves, degrees.mesh_size, compiler)
         predicted = predicted_collectives(
             found.graph, found.states, degrees.axes, scatters=False
         )

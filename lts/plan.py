@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 
 from lts.applied import AppliedStep
 from lts.assignment import Assignment
+from lts.compiler import Compiler
 from lts.hardware import Cluster
 from lts.metrics import Metrics
 from lts.operations import Operation
@@ -173,11 +174,11 @@ class Plan:
             phases = [self._phase_of(function)]
         else:
             phases = list(self.phases.values())
-        return Verification(
-            reports=tuple(
-                phase.verify(function, args, kwargs, target=target) for phase in phases
-            )
-        )
+        with Compiler(target) as compiler:
+            found = [
+                phase.verify_with(compiler, function, args, kwargs) for phase in phases
+            ]
+        return Verification(reports=tuple(found))
 
     def explain(self, name: str | None = None) -> str:
         """Why an operator is as it is: source, specs, time and collectives, as text.
