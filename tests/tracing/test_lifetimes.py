@@ -108,7 +108,11 @@ def test_an_update_of_an_argument_takes_no_array() -> None:
         return lax.dynamic_update_slice(cache, new, (at, 0))
 
     graph = graph_of(
-        function, f32(4096, WIDTH), X, f32(WIDTH, WIDTH), jax.ShapeDtypeStruct((), int)
+        function,
+        f32(4096, WIDTH),
+        X,
+        f32(WIDTH, WIDTH),
+        jax.ShapeDtypeStruct((), "int32"),
     )
     assert peak(graph) == NARROW_BYTES
 
@@ -117,7 +121,7 @@ def test_a_branch_that_is_not_priced_holds_nothing() -> None:
     def function(p: jax.Array, x: jax.Array, up: jax.Array, down: jax.Array):
         return lax.cond(p, lambda: jnp.tanh(x @ up) @ down, lambda: x * 2.0)
 
-    graph = graph_of(function, jax.ShapeDtypeStruct((), bool), X, UP, DOWN)
+    graph = graph_of(function, jax.ShapeDtypeStruct((), "bool"), X, UP, DOWN)
     assert peak(graph) == WIDE_BYTES
 
 
